@@ -1,0 +1,112 @@
+"""One request on its way down the street: its tokens, how many are computed, and its timestamps.
+
+A request has no phase. It has `num_tokens` tokens (prompt and generated) of which
+`num_computed_tokens` lie in the cache; whoever schedules it closes that gap. This file holds state
+only: the scheduler decides, the engine commits. Built in lesson 12.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from minillm.config import SamplingParams
+
+
+class Status(enum.Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass
+class RequestMetrics:
+    """Times in seconds; None until known. TTFT and e2e count from arrival, before tokenisation.
+
+    tokenize_s   text to ids
+    queue_s      arrival (after tokenisation) to the first step that computes this request
+    prefill_s    that step's start to the first token
+    ttft_s       arrival to the first token = tokenize_s + queue_s + prefill_s
+    itl_s        every gap between consecutive tokens
+    tpot_s       their mean
+    e2e_s        arrival to the last token
+    ttft_parts   the same TTFT by kind of work, only when the engine was asked to profile
+    """
+
+    tokenize_s: float = 0.0
+    queue_s: float | None = None
+    prefill_s: float | None = None
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    itl_s: list[float] = field(default_factory=list)
+    e2e_s: float | None = None
+    num_preemptions: int = 0
+    ttft_parts: dict[str, float] | None = None
+
+
+@dataclass(eq=False)
+class Request:
+    """State of one sequence. `eq=False`: two requests are the same only if they are the same object."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    prompt: str | None = None
+    arrival_time: float = 0.0  # clock seconds, when the caller handed the prompt over
+    tokenize_s: float = 0.0
+    index: int = 0  # which of the n completions of its parent
+    num_pending_forks: int = 0  # children still to be born after prefill
+
+    token_ids: list[int] = field(default_factory=list)  # prompt + generated
+    num_computed_tokens: int = 0  # tokens whose K and V lie in the cache
+    block_table: list[int] = field(default_factory=list)
+    num_published_blocks: int = 0  # leading full blocks already offered to the prefix cache
+    prefix_key: int = 0  # identity of the last of those, see BlockPool.publish
+    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at first admission
+    num_preemptions: int = 0
+    status: Status = Status.WAITING
+    finish_reason: str | None = None  # "stop" | "length" | "abort" | "error"
+    stop_reason: int | str | None = None  # the stop token id or string, or why the length ended
+
+    first_scheduled_time: float | None = None
+    token_times: list[float] = field(default_factory=list)  # clock seconds, one per generated token
+
+    def __post_init__(self):
+        if not self.token_ids:
+            self.token_ids = list(self.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def finished(self) -> bool:
+        return self.status is Status.FINISHED
+
+    def metrics(self) -> RequestMetrics:
+        """The timestamps as durations; fields stay None until they have happened."""
+        queued_at = self.arrival_time + self.tokenize_s
+        result = RequestMetrics(tokenize_s=self.tokenize_s, num_preemptions=self.num_preemptions)
+        if self.first_scheduled_time is not None:
+            result.queue_s = self.first_scheduled_time - queued_at
+        if self.token_times:
+            first, last = self.token_times[0], self.token_times[-1]
+            result.prefill_s = first - self.first_scheduled_time
+            result.ttft_s = first - self.arrival_time
+            result.itl_s = [b - a for a, b in zip(self.token_times, self.token_times[1:])]
+            if result.itl_s:
+                result.tpot_s = (last - first) / len(result.itl_s)
+            result.e2e_s = last - self.arrival_time
+        return result
