@@ -152,7 +152,7 @@ class EngineConfig:
         a, b = self.long_prefill_token_threshold, self.prefill_chunk_size
         if a is not None and b is not None and a != b:
             raise ConfigError(
-                f"long_prefill_token_threshold={a} and prefill_chunk_size={b} are two names of one option; give one of them"
+                f"long_prefill_token_threshold={a} and prefill_chunk_size={b} are two names of one option; give one"
             )
         if not self.enable_chunked_prefill and self.chunk_limit is not None:
             raise ConfigError("prefill_chunk_size has no meaning with enable_chunked_prefill=False; drop one of them")

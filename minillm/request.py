@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from minillm.config import SamplingParams
 
@@ -105,7 +106,7 @@ class Request:
             first, last = self.token_times[0], self.token_times[-1]
             result.prefill_s = first - self.first_scheduled_time
             result.ttft_s = first - self.arrival_time
-            result.itl_s = [b - a for a, b in zip(self.token_times, self.token_times[1:])]
+            result.itl_s = [b - a for a, b in pairwise(self.token_times)]
             if result.itl_s:
                 result.tpot_s = (last - first) / len(result.itl_s)
             result.e2e_s = last - self.arrival_time

@@ -1,0 +1,303 @@
+"""The friendly face of the engine: a model by name, then text in and text out.
+
+    with LLM() as llm:
+        print(llm.chat([{"role": "user", "content": "Why is the sky blue?"}])[0].outputs[0].text)
+
+`LLM` chooses what `EngineConfig` leaves open (device, dtype, attention, memory), builds the default
+parts and hands them to `Engine`, where the work is done. Any number of LLMs can live side by side; an
+LLM is driven by one thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+
+import psutil
+import torch
+from tqdm import tqdm
+
+from minillm.attention.choose import choose_attention
+from minillm.batch import Batch
+from minillm.block_pool import BlockPool
+from minillm.checkpoint import load
+from minillm.config import DTYPES, EngineConfig, SamplingParams
+from minillm.engine import Engine
+from minillm.errors import ConfigError, PromptError
+from minillm.kv_cache import KVCache, kv_bytes_per_block
+from minillm.model import Transformer
+from minillm.outputs import RequestOutput, StreamChunk
+from minillm.request import Request
+from minillm.sampler import Sampler
+from minillm.scheduler import make_scheduler
+
+logger = logging.getLogger(__name__)
+
+Prompt = str | list[int]
+Message = dict[str, str]
+
+CPU_CACHE_SHARE = 0.25  # of the free memory
+CPU_CACHE_LIMIT = 1 << 30  # bytes
+SCORE_ROWS = 128  # LM-head rows at a time: 128 x 49,152 logits in fp32 are 25 MB
+
+
+class LLM:
+    """A loaded model and its engine.
+
+    model      a name, a folder, a .gguf file, or random:<size>, see minillm/checkpoint.py
+    **options  fields of EngineConfig
+
+    Raises ConfigError for options, CheckpointError for the model's files.
+    `config`, `reasons` (what was chosen and why) and `default_sampling_params` are there to be read.
+    """
+
+    def __init__(self, model: str | None = None, **options):
+        if model is not None:
+            options["model"] = model
+        elif "model" not in options and os.environ.get("MINILLM_MODEL"):
+            options["model"] = os.environ["MINILLM_MODEL"]
+        self.config = config = EngineConfig.from_options(**options)
+        self.reasons: dict[str, str] = {}
+
+        device = self._choose_device()
+        dtype = self._choose_dtype(device)
+        attend, self.reasons["attention"] = choose_attention(device, dtype, config.attention)
+
+        checkpoint = load(config.model, seed=config.seed)
+        self.model_name = checkpoint.name
+        self.tokenizer = checkpoint.tokenizer
+        self.default_sampling_params = SamplingParams(**{"temperature": 0.0, **checkpoint.generation})
+        self.max_model_len = self._choose_max_model_len(checkpoint.config.max_position_embeddings)
+        network = Transformer(checkpoint.config, checkpoint.weights, dtype, device, config.quantization)
+
+        num_blocks = self._choose_num_blocks(network)
+        pool = BlockPool(num_blocks, config.block_size, config.enable_prefix_caching)
+        self.engine = Engine(
+            model=network,
+            tokenizer=self.tokenizer,
+            kv_cache=KVCache(checkpoint.config, num_blocks, config.block_size, dtype, device),
+            scheduler=make_scheduler(config, pool, self.max_model_len),
+            sampler=Sampler(eos_token_ids=self.tokenizer.eos_token_ids, seed=config.seed),
+            attend=attend,
+            max_model_len=self.max_model_len,
+        )
+
+    # ---- text in, text out -------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | list[Prompt],
+        sampling_params: SamplingParams | list[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        profile: bool = False,
+    ) -> list[RequestOutput]:
+        """Complete every prompt; outputs in the order of the prompts.
+
+        prompts          text or token ids, one or a list
+        sampling_params  one for all, or one per prompt; default: `default_sampling_params`
+        use_tqdm         show a progress bar
+        profile          also fill `metrics.ttft_parts`
+
+        Every prompt is checked before the first one starts. Raises PromptError, QueueFullError, StepError,
+        NumericsError. After any error or a KeyboardInterrupt nothing of this call is left in the engine.
+        """
+        one = isinstance(prompts, str) or (bool(prompts) and all(isinstance(p, int) for p in prompts))
+        prompts = [prompts] if one else list(prompts)
+        return self._run(prompts, sampling_params, use_tqdm, profile, chat=False)
+
+    def chat(
+        self,
+        messages: list[Message] | list[list[Message]],
+        sampling_params: SamplingParams | list[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        profile: bool = False,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or a list of them, through the model's chat template."""
+        one = bool(messages) and isinstance(messages[0], dict)
+        conversations = [messages] if one else list(messages)
+        prompts = [self.tokenizer.apply_chat_template(m) for m in conversations]
+        return self._run(prompts, sampling_params, use_tqdm, profile, chat=True)
+
+    def stream(
+        self,
+        prompt: Prompt | list[Message],
+        sampling_params: SamplingParams | None = None,
+        profile: bool = False,
+    ) -> Iterator[StreamChunk]:
+        """Yield what each step adds to this prompt (text, ids, or a conversation), as soon as it exists.
+
+        Leaving the loop early aborts the request and frees its blocks.
+        """
+        chat = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], dict)
+        if chat:
+            prompt = self.tokenizer.apply_chat_template(prompt)
+        request = self.engine.make_request(prompt, sampling_params or self.default_sampling_params, chat=chat)
+        return self._stream(request, profile)
+
+    def _stream(self, request: Request, profile: bool) -> Iterator[StreamChunk]:
+        self.engine.profile = profile
+        self.engine.add(request)
+        try:
+            while self.engine.is_running(request.request_id):
+                yield from (c for c in self.engine.step() if c.request_id == request.request_id)
+        finally:
+            self.engine.abort(request.request_id)
+            self.engine.profile = False
+
+    def _run(self, prompts, sampling_params, use_tqdm: bool, profile: bool, chat: bool) -> list[RequestOutput]:
+        params = sampling_params or self.default_sampling_params
+        params = list(params) if isinstance(params, (list, tuple)) else [params] * len(prompts)
+        if len(params) != len(prompts):
+            raise PromptError(f"{len(prompts)} prompts but {len(params)} sampling_params; give one, or one for each")
+        requests = [self.engine.make_request(p, s, chat=chat) for p, s in zip(prompts, params, strict=True)]
+        for request in requests:
+            self.engine.scheduler.check(request)
+
+        outputs: dict[str, RequestOutput] = {}
+        self.engine.profile = profile
+        try:
+            for request in requests:
+                self.engine.add(request)
+            with tqdm(total=len(requests), desc="generate", unit="prompt", disable=not use_tqdm) as bar:
+                while len(outputs) < len(requests):
+                    for chunk in self.engine.step():
+                        if chunk.output is not None:
+                            outputs[chunk.request_id] = chunk.output
+                            bar.update()
+        finally:
+            for request in requests:
+                self.engine.abort(request.request_id)
+            self.engine.profile = False
+        return [outputs[r.request_id] for r in requests]
+
+    @torch.inference_mode()
+    def score(self, prompt: Prompt) -> list[float]:
+        """Log-probability of every token but the first, given the tokens before it (natural log).
+
+        The prompt is computed in chunks of the token budget; the LM head runs a few rows at a time, so no
+        [n, V] matrix ever exists. Raises PromptError when the prompt does not fit.
+        """
+        engine, pool = self.engine, self.engine.scheduler.block_pool
+        request = engine.make_request(prompt, self.default_sampling_params)
+        engine.scheduler.check(request)
+        ids = request.token_ids
+        needed = -(-len(ids) // pool.block_size)
+        if needed > pool.num_free:
+            raise PromptError(f"scoring needs {needed} blocks and {pool.num_free} are free; let running requests end")
+        table = pool.allocate(needed)
+        scores: list[float] = []
+        try:
+            for start in range(0, len(ids), self.config.max_num_batched_tokens):
+                end = min(start + self.config.max_num_batched_tokens, len(ids))
+                batch = Batch.build([ids[start:end]], [end], [table], pool.block_size, device=engine.model.device)
+                hidden = engine.model.hidden(batch, engine.kv_cache, engine.attend)
+                targets = torch.tensor(ids[start + 1 : end + 1], device=hidden.device)
+                pieces = hidden[: len(targets)].split(SCORE_ROWS), targets.split(SCORE_ROWS)
+                for rows, wanted in zip(*pieces, strict=True):
+                    logprobs = engine.model.lm_head(rows).log_softmax(-1)
+                    scores += logprobs.gather(1, wanted[:, None])[:, 0].tolist()
+        finally:
+            pool.free(table)
+        return scores
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a running request; its blocks are free when this returns. None if it is not running."""
+        return self.engine.abort(request_id)
+
+    def close(self) -> None:
+        """Give the memory back. Further calls raise EngineClosedError."""
+        self.engine.close()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *exc_info) -> None:
+        self.close()
+
+    # ---- what the options leave open ---------------------------------------------------------
+
+    def _choose_device(self) -> torch.device:
+        name = self.config.device
+        if name == "auto":
+            name = "cuda" if torch.cuda.is_available() else "cpu"
+            self.reasons["device"] = f"{name}: " + ("a CUDA GPU is there" if name == "cuda" else "no CUDA GPU is there")
+        else:
+            self.reasons["device"] = f"{name}: asked for"
+        try:
+            device = torch.device(name)
+        except RuntimeError as error:
+            raise ConfigError(f"device={name!r} is not a device PyTorch knows; use cpu or cuda") from error
+        if device.type == "mps":
+            raise ConfigError("device='mps' is not supported (no paged attention there); use device='cpu'")
+        if device.type not in ("cpu", "cuda"):
+            raise ConfigError(f"device={name!r} is not supported; use cpu or cuda")
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise ConfigError(f"device={name!r} but PyTorch sees no CUDA GPU; use device='cpu'")
+        return device
+
+    def _choose_dtype(self, device: torch.device) -> torch.dtype:
+        if self.config.dtype != "auto":
+            dtype = DTYPES[self.config.dtype]
+            if device.type == "cpu" and dtype is torch.float16:
+                raise ConfigError("dtype='float16' is not supported on a CPU; use bfloat16 or float32")
+            if device.type == "cuda" and dtype is torch.bfloat16 and torch.cuda.get_device_capability(device) < (8, 0):
+                raise ConfigError("dtype='bfloat16' is only emulated below compute capability 8.0; use float16")
+            self.reasons["dtype"] = f"{self.config.dtype}: asked for"
+        elif device.type == "cuda":
+            native = torch.cuda.get_device_capability(device) >= (8, 0)
+            dtype = torch.bfloat16 if native else torch.float16
+            self.reasons["dtype"] = f"{dtype}: compute capability " + ("8.0 or newer" if native else "below 8.0")
+        else:
+            native = cpu_multiplies_bfloat16()
+            dtype = torch.bfloat16 if native else torch.float32
+            self.reasons["dtype"] = f"{dtype}: this processor " + (
+                "multiplies bfloat16 natively" if native else "has no bfloat16 dot product"
+            )
+        return dtype
+
+    def _choose_max_model_len(self, trained: int) -> int:
+        wanted = self.config.max_model_len
+        if wanted is not None and wanted > trained:
+            raise ConfigError(f"max_model_len={wanted} is more than the {trained} positions the model was trained for")
+        return wanted or trained
+
+    def _choose_num_blocks(self, network: Transformer) -> int:
+        """KV blocks that fit: as asked, or a share of what memory is free after the weights are loaded."""
+        per_block = kv_bytes_per_block(network.config, self.config.block_size, network.dtype)
+        if self.config.num_kv_blocks is not None:
+            self.reasons["kv_cache"] = f"{self.config.num_kv_blocks} blocks: asked for"
+            return self.config.num_kv_blocks
+        if self.config.kv_cache_memory_bytes is not None:
+            budget, why = self.config.kv_cache_memory_bytes, "kv_cache_memory_bytes"
+        elif network.device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(network.device)
+            budget = int(free - (1 - self.config.gpu_memory_utilization) * total - self._activation_bytes(network))
+            why = f"gpu_memory_utilization={self.config.gpu_memory_utilization}"
+        else:
+            budget = min(CPU_CACHE_LIMIT, int(CPU_CACHE_SHARE * psutil.virtual_memory().available))
+            why = "25% of free memory, at most 1 GiB"
+        num_blocks = budget // per_block
+        if num_blocks < 1:
+            raise ConfigError(
+                f"the KV cache may use {budget / 2**20:.1f} MiB ({why}), but one block of {self.config.block_size} "
+                f"tokens takes {per_block / 2**20:.1f} MiB; raise that limit or choose a smaller block_size"
+            )
+        self.reasons["kv_cache"] = f"{num_blocks} blocks of {per_block} bytes: {why}"
+        return num_blocks
+
+    def _activation_bytes(self, network: Transformer) -> int:
+        """A generous bound on one step's activations: the widest tensors alive at once, for a full budget."""
+        c, tokens = network.config, self.config.max_num_batched_tokens
+        heads = (c.num_attention_heads + 2 * c.num_key_value_heads) * c.head_dim
+        per_token = 4 * c.hidden_size + 3 * c.intermediate_size + 2 * heads
+        logits = 3 * self.config.max_num_seqs * c.vocab_size * 4
+        return tokens * per_token * network.dtype.itemsize + logits
+
+
+def cpu_multiplies_bfloat16() -> bool:
+    """Does this processor have bf16 dot products (AVX512-BF16 or AMX)? Elsewhere bf16 is emulated and slower."""
+    probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, name, bool)() for name in probes)
