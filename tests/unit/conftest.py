@@ -1,0 +1,12 @@
+"""The tiny random model that most tests run on."""
+
+import pytest
+from minillm.checkpoint import load
+from minillm.model import Transformer
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    """(checkpoint, fp32 model) of a two-layer Llama with random weights."""
+    checkpoint = load("random:tiny")
+    return checkpoint, Transformer(checkpoint.config, checkpoint.weights)

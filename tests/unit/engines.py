@@ -1,0 +1,72 @@
+"""Engines built by hand from their parts, for tests that need to reach into them."""
+
+import torch
+from minillm.attention.choose import choose_attention
+from minillm.block_pool import BlockPool
+
+from minillm.batch import Batch
+from minillm.config import EngineConfig, SamplingParams
+from minillm.engine import Engine
+from minillm.kv_cache import ContiguousKV, KVCache
+from minillm.sampler import Sampler
+from minillm.scheduler import make_scheduler
+
+B = 16  # block size
+MAX_LEN = 128
+NEW = 20
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW, ignore_eos=True)
+
+
+def attention(name):
+    return choose_attention(torch.device("cpu"), torch.float32, name)[0]
+
+
+def make_engine(parts, body="cpu", num_blocks=64, block_size=B, contiguous=False, **options):
+    """An engine built by hand from its parts, its cache poisoned so that no unwritten row can be read unnoticed."""
+    checkpoint, model = parts
+    config = EngineConfig(block_size=block_size, **{"max_num_batched_tokens": 64, "max_num_seqs": 33, **options})
+    if contiguous:
+        cache = ContiguousKV(checkpoint.config, num_slots=num_blocks, max_model_len=MAX_LEN)
+        pool = BlockPool(num_blocks, MAX_LEN, enable_prefix_caching=False)
+    else:
+        cache = KVCache(checkpoint.config, num_blocks, block_size)
+        pool = BlockPool(num_blocks, block_size, config.enable_prefix_caching)
+    for tensor in cache.tensors:
+        tensor.fill_(float("nan"))
+    scheduler = make_scheduler(config, pool, MAX_LEN)
+    sampler = Sampler(eos_token_ids=checkpoint.tokenizer.eos_token_ids)
+    return Engine(model, checkpoint.tokenizer, cache, scheduler, sampler, attention(body), MAX_LEN)
+
+
+def run(engine, prompts, params=GREEDY):
+    """Every prompt to its end; token lists in order. The pool is checked after each step."""
+    requests = [engine.make_request(prompt, params) for prompt in prompts]
+    for request in requests:
+        engine.add(request)
+    outputs, steps = {}, 0
+    while engine.has_work:
+        for chunk in engine.step():
+            if chunk.output:
+                outputs[chunk.request_id] = chunk.output
+        running = engine.scheduler.running
+        engine.scheduler.block_pool.check([r.block_table for r in running])
+        steps += 1
+        assert steps < 100 * len(prompts) * NEW, "no progress"
+    pool = engine.scheduler.block_pool
+    assert pool.num_free == pool.num_blocks
+    return [outputs[r.request_id].outputs[0].token_ids for r in requests]
+
+
+def random_prompts(parts, lengths, seed):
+    generator = torch.Generator().manual_seed(seed)
+    size = parts[0].config.vocab_size
+    return [torch.randint(0, size, (n,), generator=generator).tolist() for n in lengths]
+
+
+def whole(parts, tokens, body="naive"):
+    """Logits of every row, computed in one go in a fresh cache: [n, V]."""
+    checkpoint, model = parts
+    cache = KVCache(checkpoint.config, -(-len(tokens) // B), B)
+    batch = Batch.build([tokens], [len(tokens)], [list(range(cache.num_blocks))], B)
+    with torch.inference_mode():
+        return model.lm_head(model.hidden(batch, cache, attention(body)))

@@ -1,0 +1,84 @@
+"""The command line as a user types it: real processes, real model."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+
+def minillm(*args, input=None):
+    command = [sys.executable, "-m", "minillm", *args]
+    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", input=input, timeout=240)
+
+
+def test_generate_json_has_the_promised_keys_and_the_right_answer():
+    done = minillm("generate", "The capital of France is", "Water boils at", "--json", "--max-tokens", "8")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert [row["prompt"] for row in rows] == ["The capital of France is", "Water boils at"]
+    assert "Paris" in rows[0]["text"]
+    for row in rows:
+        assert set(row) == {"prompt", "text", "token_ids", "finish_reason", "num_cached_tokens", "metrics"}
+        assert len(row["token_ids"]) == 8 and row["finish_reason"] == "length"
+        names = {"tokenize_s", "queue_s", "prefill_s", "ttft_s", "tpot_s", "itl_s", "e2e_s", "num_preemptions"}
+        assert names <= set(row["metrics"])
+
+
+def test_generate_takes_engine_options_and_a_seed():
+    args = ["generate", "Once", "--model", "random:tiny", "--dtype", "float32", "--json", "--temperature", "1.0"]
+    args += ["--seed", "3", "--block-size", "4", "--num-kv-blocks", "64", "--max-num-batched-tokens", "7"]
+    first, second = (json.loads(minillm(*args).stdout)[0]["token_ids"] for _ in range(2))
+    assert first == second
+    assert json.loads(minillm(*args, "--seed", "4").stdout)[0]["token_ids"] != first
+
+
+def test_chat_streams_an_answer_and_ends_at_the_end_of_input():
+    done = minillm("chat", "--max-tokens", "24", input="What is the capital of France?\n")
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in done.stdout
+
+
+def test_demo_shows_answer_ttft_parts_speed_and_attention():
+    done = minillm("demo")
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in done.stdout and "tok/s" in done.stdout
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("TTFT")]
+    for part in ("tokenize", "queue", "linear", "attention", "kv write", "lm head", "sample", "other"):
+        assert part in line
+    assert any(line.startswith("attention") for line in done.stdout.splitlines())
+
+
+def test_doctor_tells_what_was_chosen_and_why():
+    rows = json.loads(minillm("doctor", "--json", "--model", "random:tiny").stdout)
+    assert {"device", "dtype", "attention", "kv_cache", "weight_bytes", "torch", "triton"} <= set(rows)
+
+
+def test_bench_ends_with_one_json_object():
+    done = minillm("bench", "--quick", "--model", "random:tiny", "--max-num-seqs", "8")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert {"ttft_s", "decode_tok_s", "mix"} <= set(result)
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["generate", ""], "empty"),
+        (["generate", "hi", "--model", "no/such folder"], "no/such folder"),
+        (["generate", "hi", "--temperature", "-1"], "temperature"),
+        (["generate", "hi", "--block-size", "-3"], "block_size=-3"),
+        (["generate", "hi " * 9000], "8192"),
+    ],
+)
+def test_an_error_is_one_line_on_stderr_with_exit_status_2(args, says):
+    done = minillm(*args)
+    assert done.returncode == 2 and done.stdout == ""
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("minillm: error:") and says in last
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_debug_shows_the_traceback():
+    assert "Traceback" in minillm("generate", "", "--model", "random:tiny", "--debug").stderr
