@@ -1,0 +1,1 @@
+"""Scripts that build and check the project: set-up, notebooks, structure rules. Nothing here is used by the engine."""

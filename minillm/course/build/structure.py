@@ -1,0 +1,186 @@
+"""The rules that every committed notebook obeys, each one short function. A unit test runs them over all notebooks.
+
+    python -m minillm.course.build.structure [PATH ...]
+
+A rule yields one sentence per offence and nothing for a good notebook. Why these rules: a learner on GitHub sees
+the outputs, nbval compares them (never those of a cell without a count), and a reader who cannot see the pictures
+hears their alt text.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote
+
+from minillm.course.build.addresses import ROOT, SETUP_ADDRESS, badge_cell, read_repo, setup_cell
+
+MAX_BYTES = 1_000_000
+MAX_CODE_COLUMNS = 100
+MAX_WORDS = 1_650  # about 1,500, and a tenth of tolerance
+MAX_IGNORED_SHARE = 0.3  # of the code cells; their outputs are run and not compared
+CELL_ID = re.compile(r"^[a-zA-Z0-9_-]{1,64}$")
+LINK = re.compile(r"""(?:\]\(|\b(?:src|href)=["'])\s*<?([^)\s"'>]+)""")
+IMAGE_WITHOUT_ALT = re.compile(r"!\[\s*\]\(|<img(?![^>]*\balt=[\"'][^\"']+)[^>]*>")
+EMOJI = re.compile("[\U0001f000-\U0001faff\u2600-\u26ff\u2705\u2728\u274c\ufe0f]")
+CODE_IN_TEXT = re.compile(r"```.*?```|`[^`]*`|\$\$.*?\$\$|\$[^$\n]*\$|<!--.*?-->", re.DOTALL)
+
+
+def find_problems(path: Path, root: Path = ROOT) -> list[str]:
+    """Every offence in one notebook, as sentences. `root` is the repository."""
+    raw = path.read_bytes()
+    notebook = json.loads(raw.decode("utf-8"))
+    for cell in notebook["cells"]:  # on disk a text may be a list of lines
+        cell["source"] = "".join(cell["source"])
+    problems = [problem for rule in RULES for problem in rule(notebook)]
+    problems += check_opening_cells(notebook, path.relative_to(root).as_posix(), read_repo(root))
+    problems += check_links(notebook, path.parent)
+    if len(raw) > MAX_BYTES:
+        problems.append(f"{len(raw):,} bytes, allowed are {MAX_BYTES:,}: smaller or fewer pictures")
+    return problems
+
+
+def check_metadata(notebook: dict) -> Iterator[str]:
+    if notebook["metadata"].get("kernelspec", {}).get("name") != "python3":
+        yield "kernelspec is not python3"
+    if "widgets" in notebook["metadata"]:
+        yield "metadata.widgets holds widget state"
+    for cell in notebook["cells"]:
+        if "execution" in cell["metadata"]:
+            yield f"cell {cell.get('id')}: metadata.execution holds timestamps"
+
+
+def check_ids(notebook: dict) -> Iterator[str]:
+    seen = set()
+    for index, cell in enumerate(notebook["cells"]):
+        name = cell.get("id", "")
+        if not CELL_ID.match(name):
+            yield f"cell number {index} has no valid id"
+        elif name in seen:
+            yield f"two cells have the id {name}"
+        seen.add(name)
+
+
+def check_counts(notebook: dict) -> Iterator[str]:
+    counts = [cell.get("execution_count") for cell in code_cells(notebook)]
+    if counts != list(range(1, len(counts) + 1)):
+        yield f"execution counts are {counts}, not 1 to {len(counts)}: run all cells in order"
+
+
+def check_outputs(notebook: dict) -> Iterator[str]:
+    for cell in code_cells(notebook):
+        for output in cell["outputs"]:
+            if output["output_type"] == "error":
+                yield f"cell {cell.get('id')} ends in an error"
+            if output.get("name") == "stderr":
+                yield f"cell {cell.get('id')} writes to stderr"
+            for kind in output.get("data", {}):
+                alt = output.get("metadata", {}).get(kind, {}).get("alt", "")
+                if kind.startswith("image/") and not alt.strip():
+                    yield f"cell {cell.get('id')} shows {kind} without alt text"
+
+
+def check_code(notebook: dict) -> Iterator[str]:
+    for cell in code_cells(notebook):
+        name, source = cell.get("id"), cell["source"]
+        if "clear_output" in source:
+            yield f"cell {name} uses clear_output, which nbval cannot compare"
+        for number, line in enumerate(source.splitlines(), 1):
+            if len(line) > MAX_CODE_COLUMNS:
+                yield f"cell {name}, line {number}: {len(line)} columns, allowed are {MAX_CODE_COLUMNS}"
+        try:
+            if ends_in_semicolon(source):
+                yield f"cell {name} ends a line in ';', which hides a value"
+        except (tokenize.TokenError, SyntaxError) as error:
+            yield f"cell {name} is not Python: {error}"
+
+
+def check_nbval_marks(notebook: dict) -> Iterator[str]:
+    cells = code_cells(notebook)
+    for cell in cells:
+        if marks(cell) & {"nbval-skip", "nbval-raises-exception", "raises-exception"}:
+            yield f"cell {cell.get('id')} is not run, or may fail: only nbval-ignore-output is allowed"
+    ignored = sum("nbval-ignore-output" in marks(cell) for cell in cells)
+    if ignored > MAX_IGNORED_SHARE * len(cells):
+        yield f"{ignored} of {len(cells)} cells have ignored output, allowed is a share of {MAX_IGNORED_SHARE}"
+
+
+def check_prose(notebook: dict) -> Iterator[str]:
+    texts = [cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "markdown"]
+    words = sum(count_words(text) for text in texts)
+    if words > MAX_WORDS:
+        yield f"{words:,} words of prose, allowed are {MAX_WORDS:,}"
+    for text in texts:
+        if IMAGE_WITHOUT_ALT.search(text):
+            yield f"a picture in the text has no alt text: {IMAGE_WITHOUT_ALT.search(text).group()}"
+        if EMOJI.search(text):
+            yield f"an emoji in the text: {EMOJI.search(text).group()}"
+
+
+RULES = (check_metadata, check_ids, check_counts, check_outputs, check_code, check_nbval_marks, check_prose)
+
+
+def check_opening_cells(notebook: dict, path: str, repo: str) -> Iterator[str]:
+    """The first cell is the Colab badge of this very notebook, the first code cell is the set-up cell."""
+    code = code_cells(notebook)
+    address = SETUP_ADDRESS.search(code[0]["source"]) if code else None
+    ref = address.group(2) if address else "main"
+    if not notebook["cells"] or notebook["cells"][0]["source"] != badge_cell(repo, ref, path):
+        yield f"the first cell is not the Colab badge of {repo}, {path}: run `make notebooks`"
+    if not code or code[0]["source"] != setup_cell(repo, ref, path):
+        yield f"the first code cell is not the set-up cell of {repo}: run `make notebooks`"
+
+
+def check_links(notebook: dict, folder: Path) -> Iterator[str]:
+    """Relative links and pictures lead to files that exist."""
+    for cell in notebook["cells"]:
+        if cell["cell_type"] != "markdown":
+            continue
+        for target in LINK.findall(CODE_IN_TEXT.sub("", cell["source"])):
+            file = unquote(target.split("#")[0])
+            if file and not re.match(r"[a-z]+:", file) and not (folder / file).exists():
+                yield f"cell {cell.get('id')} links to {file}, which does not exist"
+
+
+def code_cells(notebook: dict) -> list[dict]:
+    return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+
+def marks(cell: dict) -> set[str]:
+    """nbval's marks, as it reads them: tags and comment lines, in the spelling of tags."""
+    comments = re.findall(r"^\s*#+\s*(NBVAL_\w+)\s*$", cell["source"], re.MULTILINE)
+    return set(cell["metadata"].get("tags", [])) | {comment.lower().replace("_", "-") for comment in comments}
+
+
+def ends_in_semicolon(source: str) -> bool:
+    """True if a line of code, comments aside, ends in ';'. Lines of IPython (%, !) are not read."""
+    python = re.sub(r"^[ \t]*[%!].*$", "", source, flags=re.MULTILINE) + "\n"
+    skipped = (tokenize.COMMENT, tokenize.NL)
+    tokens = [t for t in tokenize.generate_tokens(io.StringIO(python).readline) if t.type not in skipped]
+    pairs = zip(tokens, tokens[1:], strict=False)
+    return any(a.string == ";" and b.type in (tokenize.NEWLINE, tokenize.ENDMARKER) for a, b in pairs)
+
+
+def count_words(text: str) -> int:
+    text = re.sub(r"\]\([^)]*\)|<[^>]*>", " ", CODE_IN_TEXT.sub(" ", text))
+    return len(re.findall(r"[^\W\d_][\w'’-]*", text))
+
+
+def main(paths: list[str]) -> int:
+    found = 0
+    for path in [Path(p).resolve() for p in paths] or sorted(
+        [*ROOT.glob("notebooks/*.ipynb"), *ROOT.glob("solutions/*.ipynb")]
+    ):
+        for problem in find_problems(path):
+            found += 1
+            print(f"{path.relative_to(ROOT)}: {problem}")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

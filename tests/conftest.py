@@ -1,0 +1,47 @@
+"""Random inputs that are fresh in every session and can be repeated; threads that fit the workers.
+
+Each test starts with random, numpy and torch seeded from the session's seed and the test's own name, so a test
+draws the same numbers alone and in the whole suite. A failure prints the seed: MINILLM_TEST_SEED=... repeats it.
+"""
+
+import os
+import random
+import secrets
+import zlib
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+
+VARIABLE = "MINILLM_TEST_SEED"
+
+# Time limits fail on a busy machine; a failing example is printed so that it can be run again.
+hypothesis.settings.register_profile("minillm", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("minillm")
+
+
+def pytest_configure(config):
+    os.environ.setdefault(VARIABLE, str(secrets.randbelow(2**31)))  # workers inherit it
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        torch.set_num_threads(1)
+
+
+def pytest_report_header(config):
+    return f"{VARIABLE}={os.environ[VARIABLE]}"
+
+
+def pytest_runtest_setup(item):
+    name = item.nodeid.encode()
+    seed = (int(os.environ[VARIABLE]) + zlib.crc32(name)) % 2**31
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if report.failed:
+        report.sections.append(("to repeat", f"{VARIABLE}={os.environ[VARIABLE]} pytest '{item.nodeid}'"))
+    return report
