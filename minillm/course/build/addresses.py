@@ -36,7 +36,7 @@ if "google.colab" in sys.modules:
     colab.install(home)
     os.chdir(f"{{home}}/{folder}")
 if find_spec("minillm") is None:
-    raise ModuleNotFoundError(f"no minillm for {{sys.executable}}: open this notebook with `make lab`")"""
+    raise ModuleNotFoundError(f"{{sys.executable}} has no minillm: start with `make lab`")"""
 
 
 def read_repo(root: Path = ROOT) -> str:
