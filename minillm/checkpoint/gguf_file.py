@@ -63,7 +63,10 @@ def read_gguf(path: Path) -> tuple[ModelConfig, LazyWeights, Tokenizer]:
             return weight.dequantize()  # its rows are looked up, not multiplied
         return weight
 
-    tokenizer = Tokenizer.from_gguf(metadata, vocab_size=config.vocab_size)
+    try:
+        tokenizer = Tokenizer.from_gguf(metadata, vocab_size=config.vocab_size)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
     return config, LazyWeights(expected, read), tokenizer
 
 

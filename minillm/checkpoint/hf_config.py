@@ -7,6 +7,7 @@ Both spellings of RoPE are read: `rope_theta` with `rope_scaling` (transformers 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ FAMILY_DEFAULTS = {
     "qwen3": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "head_dim": 128},
 }
 QWEN_WINDOW, QWEN_FULL_LAYERS = 4096, 28
+MAX_LAYERS = 1000  # the deepest published model of these families has 126
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -46,13 +48,15 @@ def model_config(values: Mapping[str, Any], path: Path) -> ModelConfig:
         raise CheckpointError(f"{path}: model_type {architecture!r} is not one of {', '.join(ARCHITECTURES)}")
     values = {**COMMON_DEFAULTS, **FAMILY_DEFAULTS[architecture], **values}
 
-    def need(key: str, kind: type | tuple[type, ...] = int) -> Any:
-        if not isinstance(values.get(key), kind) or (kind is int and isinstance(values[key], bool)):
+    def need(key: str, *kinds: type) -> Any:
+        if type(values.get(key)) not in (kinds or (int,)):
             raise CheckpointError(f"{path}: {key}={values.get(key)!r} is missing or of the wrong type")
         return values[key]
 
     _refuse_unknown_parts(values, path)
     heads, layers = need("num_attention_heads"), need("num_hidden_layers")
+    if layers > MAX_LAYERS:
+        raise CheckpointError(f"{path}: num_hidden_layers={layers} is more than {MAX_LAYERS}, so it must be a mistake")
     if values.get("num_key_value_heads") is None:
         values["num_key_value_heads"] = heads
     if values["head_dim"] is None:
@@ -70,7 +74,7 @@ def model_config(values: Mapping[str, Any], path: Path) -> ModelConfig:
             num_key_value_heads=need("num_key_value_heads"),
             head_dim=need("head_dim"),
             max_position_embeddings=need("max_position_embeddings"),
-            rms_norm_eps=float(need("rms_norm_eps", (int, float))),
+            rms_norm_eps=float(need("rms_norm_eps", int, float)),
             rope_theta=theta,
             rope_scaling=scaling,
             tie_word_embeddings=need("tie_word_embeddings", bool),
@@ -115,16 +119,18 @@ def _refuse_unknown_parts(values: Mapping[str, Any], path: Path) -> None:
         if values.get(key) and not (key == "attention_bias" and architecture == "qwen2"):
             raise CheckpointError(f"{path}: {key}={values[key]!r} is not supported for {architecture}")
     if values.get("quantization_config"):
-        method = dict(values["quantization_config"]).get("quant_method", "unknown")
         raise CheckpointError(
-            f"{path}: the weights are quantised ({method}); give the unquantised model, or a GGUF file for 4 bits"
+            f"{path}: the weights are quantised, quantization_config={values['quantization_config']}; "
+            "give the unquantised model, or a GGUF file for 4 bits"
         )
 
 
 def _rope(values: Mapping[str, Any], path: Path) -> tuple[float, RopeScaling | None]:
     """(theta, scaling) from either spelling; as in transformers, `rope_scaling` wins when both are there."""
-    rope = values.get("rope_scaling") or values.get("rope_parameters") or {}
-    rope = {"rope_theta": values.get("rope_theta", 10000.0), **rope}
+    given = values.get("rope_scaling") or values.get("rope_parameters") or {}
+    if not isinstance(given, dict):
+        raise CheckpointError(f"{path}: RoPE parameters {given!r} are not an object")
+    rope = {"rope_theta": values.get("rope_theta", 10000.0), **given}
     kind = rope.get("rope_type", rope.get("type", "default"))
     partial = rope.get("partial_rotary_factor", values.get("partial_rotary_factor"))
     if any(isinstance(value, dict) for value in rope.values()):
@@ -135,6 +141,8 @@ def _rope(values: Mapping[str, Any], path: Path) -> tuple[float, RopeScaling | N
         raise CheckpointError(f"{path}: partial_rotary_factor={partial} is not supported; whole heads turn here")
     try:
         theta = float(rope["rope_theta"])
+        if not 0 < theta < math.inf:
+            raise ValueError("rope_theta must be positive")
         if kind == "default":
             return theta, None
         return theta, RopeScaling(
@@ -145,8 +153,8 @@ def _rope(values: Mapping[str, Any], path: Path) -> tuple[float, RopeScaling | N
         )
     except KeyError as error:
         raise CheckpointError(f"{path}: rope_type='llama3' needs {error} beside it") from error
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{path}: RoPE parameters {rope} are not numbers") from error
+    except (TypeError, ValueError, OverflowError) as error:
+        raise CheckpointError(f"{path}: RoPE parameters {rope} are not usable numbers") from error
 
 
 def _sliding_window(values: Mapping[str, Any], layers: int, path: Path) -> tuple[int | None, tuple[int, ...] | None]:
@@ -157,11 +165,14 @@ def _sliding_window(values: Mapping[str, Any], layers: int, path: Path) -> tuple
         return values["sliding_window"], None
     if not values.get("use_sliding_window", False):
         return None, None
-    full = values.get("max_window_layers", QWEN_FULL_LAYERS)
-    kinds = values.get("layer_types") or ["full_attention" if i < full else "sliding_attention" for i in range(layers)]
-    if len(kinds) != layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
+    full, kinds = values.get("max_window_layers", QWEN_FULL_LAYERS), values.get("layer_types")
+    if kinds is None and type(full) is int:
+        kinds = ["full_attention" if i < full else "sliding_attention" for i in range(layers)]
+    known = ("full_attention", "sliding_attention")
+    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in known for kind in kinds):
         raise CheckpointError(
-            f"{path}: layer_types must name full_attention or sliding_attention for each of {layers} layers"
+            f"{path}: layer_types={kinds!r} must name full_attention or sliding_attention for each of {layers} layers"
+            f" (without it, max_window_layers={full!r} must be a number)"
         )
     chosen = tuple(i for i, kind in enumerate(kinds) if kind == "sliding_attention")
     return (values.get("sliding_window", QWEN_WINDOW), chosen) if chosen else (None, None)

@@ -100,5 +100,5 @@ def _noise(name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
     noise = torch.empty(shape)
     if name.endswith("norm.weight"):
         return noise.uniform_(0.5, 1.5, generator=generator)
-    limit = (3 / shape[1]) ** 0.5 if len(shape) == 2 else 0.5  # variance 1 / fan-in
+    limit = (3 / shape[1]) ** 0.5 if len(shape) == 2 else 0.25  # variance 1 / fan-in
     return noise.uniform_(-limit, limit, generator=generator)
