@@ -26,6 +26,10 @@ class QueueFullError(MinillmError):
     """The engine already holds `max_queued_requests` waiting requests; try again later."""
 
 
+class BlockPoolError(MinillmError, RuntimeError):
+    """The block pool was used wrongly: a block freed twice, more taken than free, counts that do not add up."""
+
+
 class EngineClosedError(MinillmError):
     """The engine was closed; create a new one."""
 

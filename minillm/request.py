@@ -62,7 +62,7 @@ class Request:
     num_computed_tokens: int = 0  # tokens whose K and V lie in the cache
     block_table: list[int] = field(default_factory=list)
     num_published_blocks: int = 0  # leading full blocks already offered to the prefix cache
-    prefix_key: int = 0  # identity of the last of those, see BlockPool.publish
+    prefix_key: tuple[int, int] = (0, 0)  # which publication the next block continues, see BlockPool.publish
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at first admission
     num_preemptions: int = 0
     status: Status = Status.WAITING
