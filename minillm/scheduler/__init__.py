@@ -1,0 +1,24 @@
+"""Which request computes how many tokens in the next step.
+
+`base.py` keeps the books that every policy shares; a policy is one short class with a `plan`. A
+scheduler sees token counts and block numbers, never tensors, and knows no clock but the time it is given,
+so the simulator and the tests drive the very same objects as the engine. Built in lessons 12 and 13.
+"""
+
+from __future__ import annotations
+
+from minillm.block_pool import BlockPool
+from minillm.config import EngineConfig
+from minillm.errors import ConfigError
+from minillm.scheduler.base import Scheduler, Step
+from minillm.scheduler.chunked import ChunkedScheduler
+
+__all__ = ["ChunkedScheduler", "Scheduler", "Step", "make_scheduler"]
+
+
+def make_scheduler(config: EngineConfig, block_pool: BlockPool, max_model_len: int) -> Scheduler:
+    """The scheduler that `config.scheduling_policy` names."""
+    policies: dict[str, type[Scheduler]] = {"chunked": ChunkedScheduler}
+    if config.scheduling_policy not in policies:
+        raise ConfigError(f"scheduling_policy={config.scheduling_policy!r} is not one of {', '.join(policies)}")
+    return policies[config.scheduling_policy](config, block_pool, max_model_len)
