@@ -321,6 +321,8 @@ def test_the_kernel_of_the_notebooks_is_this_python():
 @pytest.fixture(scope="module")
 def copy_with_a_space(tmp_path_factory):
     """The working tree as a newcomer's clone would hold it, sharing this environment."""
+    if subprocess.run(["make", "-q", "setup"], cwd=ROOT).returncode != 0:
+        pytest.skip("run make setup first, or the copy would set up this environment for itself")
     copy = tmp_path_factory.mktemp("fresh clone") / "mini llm"
     for path in tracked():
         target = copy / path.relative_to(ROOT)

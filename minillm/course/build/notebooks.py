@@ -99,7 +99,11 @@ def execute(notebook: NotebookNode, path: Path) -> None:
     """Run every cell in a fresh kernel of this very Python, in the notebook's own folder."""
     os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"  # not a python3 kernel that the user once registered elsewhere
     client = NotebookClient(
-        notebook, timeout=CELL_TIMEOUT_S, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}
+        notebook,
+        timeout=CELL_TIMEOUT_S,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(path.parent)}},
+        extra_arguments=["--log-level=40"],  # errors only: the kernel's own notes are no part of a notebook
     )
     try:
         client.execute()
