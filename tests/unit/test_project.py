@@ -7,7 +7,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import tomllib
+import urllib.error
 import urllib.request
 import zipfile
 from importlib.metadata import packages_distributions
@@ -357,6 +359,19 @@ def test_make_demo_answers_in_a_folder_with_a_space(copy_with_a_space, tmp_path)
     assert re.search(r"^TTFT", result.stdout, re.MULTILINE)
 
 
+def status_of(url, patience=60):
+    """HTTP status; the address is printed a moment before the server listens."""
+    for _ in range(10 * patience):
+        try:
+            with urllib.request.urlopen(url, timeout=patience) as answer:
+                return answer.status
+        except urllib.error.HTTPError as error:
+            return error.code
+        except urllib.error.URLError:
+            time.sleep(0.1)
+    raise AssertionError(f"{url} does not answer")
+
+
 @pytest.mark.slow
 def test_make_lab_serves_lesson_00_on_loopback_and_prints_its_address(copy_with_a_space, tmp_path):
     lab = subprocess.Popen(
@@ -380,8 +395,7 @@ def test_make_lab_serves_lesson_00_on_loopback_and_prints_its_address(copy_with_
             raise AssertionError("no address:\n" + "".join(lines))
         host, page, token = match.groups()
         for path in (page, "/api/contents/notebooks/00_the_wait.ipynb"):
-            with urllib.request.urlopen(f"{host}{path}?{token}", timeout=60) as answer:
-                assert answer.status == 200
+            assert status_of(f"{host}{path}?{token}") == 200
     finally:
         os.killpg(lab.pid, signal.SIGTERM)
         lab.wait(timeout=60)
