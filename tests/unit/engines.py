@@ -1,10 +1,10 @@
 """Engines built by hand from their parts, for tests that need to reach into them."""
 
 import torch
-from minillm.attention.choose import choose_attention
-from minillm.block_pool import BlockPool
 
+from minillm.attention.choose import choose_attention
 from minillm.batch import Batch
+from minillm.block_pool import BlockPool
 from minillm.config import EngineConfig, SamplingParams
 from minillm.engine import Engine
 from minillm.kv_cache import ContiguousKV, KVCache

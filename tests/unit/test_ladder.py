@@ -6,12 +6,12 @@ whole sequence recomputed for every token, no cache, naive attention. fp32, so t
 
 import pytest
 import torch
-from minillm.checkpoint import load
-from minillm.model import Transformer
 
 from minillm.batch import Batch
+from minillm.checkpoint import load
 from minillm.config import SamplingParams
 from minillm.kv_cache import KVCache
+from minillm.model import Transformer
 from tests.tolerances import LOGITS_FP32
 from tests.unit.engines import GREEDY, MAX_LEN, NEW, B, attention, make_engine, random_prompts, run, whole
 
