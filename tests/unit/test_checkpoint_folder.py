@@ -245,9 +245,10 @@ def test_sampling_defaults_come_from_generation_config(folder):
     assert load(folder).generation == {}
 
 
-def test_an_impossible_sampling_default_is_refused(folder):
-    edit(folder / "generation_config.json", top_p=1.5)
-    with pytest.raises(CheckpointError, match=r"generation_config.json: top_p=1.5"):
+@pytest.mark.parametrize("field, value", [("top_p", 1.5), ("temperature", "hot"), ("eos_token_id", ["</s>"])])
+def test_an_impossible_generation_default_is_refused(folder, field, value):
+    edit(folder / "generation_config.json", **{field: value})
+    with pytest.raises(CheckpointError, match=f"generation_config.json: {field}="):
         load(folder)
 
 
