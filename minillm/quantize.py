@@ -36,7 +36,8 @@ class GroupQuantized:
         """The weight [N, K] as ordinary numbers."""
         n, k = self.codes.shape
         grouped = self.codes.view(n, -1, self.group).float()
-        return (grouped * self.scale[..., None] + self.minimum[..., None]).view(n, k).to(dtype)
+        grouped.mul_(self.scale[..., None]).add_(self.minimum[..., None])  # in place: fresh memory costs more
+        return grouped.view(n, k).to(dtype)
 
     @staticmethod
     def cat(parts: list[GroupQuantized]) -> GroupQuantized:

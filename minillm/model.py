@@ -1,0 +1,176 @@
+"""The Llama family's forward pass over one flat ragged batch: token ids in, logits out.
+
+RMSNorm, RoPE, grouped-query attention, SwiGLU; with the biases of Qwen2, the q/k norms of Qwen3 and, through
+`KVLayer.window`, the sliding window of Mistral. It does not know which request a row belongs to: that is the
+business of the attention body it is handed. Built in lesson 03, after Llama 2 (Touvron et al. 2023,
+arXiv 2307.09288).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+
+from minillm.batch import Batch
+from minillm.checkpoint.weights import Weight, expected_shapes
+from minillm.config import ModelConfig
+from minillm.errors import CheckpointError
+from minillm.kv_cache import KVCache
+from minillm.linear import Forms, choose_forms
+from minillm.norm import RMSNorm
+from minillm.profiler import NO_PARTS
+from minillm.rope import Rope, rotate
+
+
+class Transformer:
+    """A decoder with its weights, ready to multiply.
+
+    weights       tensors or 4-bit codes under Hugging Face names
+    quantization  "auto" keeps 4-bit codes for small batches where they help, "none" never does
+    forms         how matrices are held; None: whatever `choose_forms` finds best
+
+    Raises CheckpointError when a tensor is missing, unknown or of the wrong shape.
+    Call it under `torch.inference_mode()`, as the engine does.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, Weight],
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        quantization: str = "none",
+        forms: Forms | None = None,
+    ):
+        weights = CheckedWeights(config, weights)
+        self.config = config
+        self.dtype = dtype
+        self.device = torch.device(device)
+        self.forms = forms or choose_forms(dtype, self.device, quantization)
+
+        self.embedding = self.forms.tensor(weights["model.embed_tokens.weight"])  # [V, E]
+        self.layers = [DecoderLayer(config, index, weights, self.forms) for index in range(config.num_hidden_layers)]
+        self.norm = RMSNorm(self.forms.tensor(weights["model.norm.weight"]), config.rms_norm_eps)
+        self.head = self.forms.make([self.embedding if config.tie_word_embeddings else weights["lm_head.weight"]])
+        self.rope = Rope(config, dtype, device)
+
+    def forward(self, batch: Batch, kv: KVCache, attend, parts=NO_PARTS) -> torch.Tensor:
+        """Logits [B', V] in float32 of the rows `batch.logits_indices`; K and V of all rows go into `kv`."""
+        x = self._residual_stream(batch, kv, attend, parts)
+        with parts("lm_head"):
+            return self.lm_head(self.norm(x[batch.logits_indices]))
+
+    def hidden(self, batch: Batch, kv: KVCache, attend, parts=NO_PARTS) -> torch.Tensor:
+        """The rows [T, E] that `lm_head` takes: all of them, after the final norm."""
+        x = self._residual_stream(batch, kv, attend, parts)
+        with parts("linear"):
+            return self.norm(x)
+
+    def lm_head(self, rows: torch.Tensor) -> torch.Tensor:
+        """Logits [n, V] in float32 of normed rows [n, E]."""
+        return self.head(rows).float()
+
+    def _residual_stream(self, batch: Batch, kv: KVCache, attend, parts) -> torch.Tensor:
+        """[T, E] after the last layer, before the final norm."""
+        with parts("linear"):
+            x = F.embedding(batch.token_ids, self.embedding)  # [T, E]
+            cos, sin = self.rope.at(batch.positions)
+        for layer, kv_layer in zip(self.layers, kv.layers, strict=True):
+            with parts("linear"):
+                q, k, v = layer.project(x, cos, sin)
+            with parts("kv_write"):
+                kv_layer.write(k, v, batch.slot_mapping)
+            with parts("attention"):
+                attended = attend(q, k, v, kv_layer, batch)  # [T, H, D]
+            with parts("linear"):
+                x = layer.mix(x, attended)
+        return x
+
+    @property
+    def num_weight_bytes(self) -> dict[str, int]:
+        """Bytes of the weights by the form they are held in; a matrix held twice counts twice."""
+        size = Counter({"embedding": self.embedding.nbytes})
+        for layer in self.layers:
+            for linear in (layer.qkv_proj, layer.o_proj, layer.gate_up_proj, layer.down_proj):
+                size += linear.num_weight_bytes
+        if getattr(self.head, "weight", None) is not self.embedding:
+            size += self.head.num_weight_bytes
+        return dict(size)
+
+
+class DecoderLayer:
+    """x = x + O(attention(norm(x)));  x = x + mlp(norm(x))"""
+
+    def __init__(self, config: ModelConfig, index: int, weights: CheckedWeights, forms: Forms):
+        def get(name: str) -> Weight:
+            return weights[f"model.layers.{index}.{name}"]
+
+        def norm(name: str) -> RMSNorm:
+            return RMSNorm(forms.tensor(get(name)), config.rms_norm_eps)
+
+        self.num_heads = config.num_attention_heads
+        self.num_kv_heads = config.num_key_value_heads
+        self.head_dim = config.head_dim
+
+        # q, k and v read the same x, so their matrices are stacked and x is read once; so are gate and up.
+        qkv = [f"self_attn.{name}_proj" for name in "qkv"]
+        bias = torch.cat([get(f"{name}.bias") for name in qkv]) if config.qkv_bias else None
+        self.input_norm = norm("input_layernorm.weight")
+        self.qkv_proj = forms.make([get(f"{name}.weight") for name in qkv], bias)
+        self.q_norm = norm("self_attn.q_norm.weight") if config.qk_norm else None
+        self.k_norm = norm("self_attn.k_norm.weight") if config.qk_norm else None
+        self.o_proj = forms.make([get("self_attn.o_proj.weight")])
+
+        self.post_attention_norm = norm("post_attention_layernorm.weight")
+        self.gate_up_proj = forms.make([get("mlp.gate_proj.weight"), get("mlp.up_proj.weight")])
+        self.down_proj = forms.make([get("mlp.down_proj.weight")])
+
+    def project(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor):
+        """q [T, H, D], k and v [T, Hkv, D] of rows x [T, E], q and k already turned to their positions."""
+        heads = self.qkv_proj(self.input_norm(x))  # [T, (H + 2 Hkv) * D]
+        heads = heads.view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
+        qk, v = heads[:, : -self.num_kv_heads], heads[:, -self.num_kv_heads :]
+        if self.q_norm is not None:
+            qk = torch.cat([self.q_norm(qk[:, : self.num_heads]), self.k_norm(qk[:, self.num_heads :])], dim=1)
+        qk = rotate(qk, cos, sin)  # one call for both
+        return qk[:, : self.num_heads], qk[:, self.num_heads :], v
+
+    def mix(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """The residual stream [T, E] after attention's answer [T, H, D] and after the feed-forward block."""
+        x = x + self.o_proj(attended.flatten(1))
+        gate, up = self.gate_up_proj(self.post_attention_norm(x)).chunk(2, dim=-1)  # [T, F] each
+        return x + self.down_proj(F.silu(gate).mul_(up))
+
+
+class CheckedWeights:
+    """The checkpoint's weights by name, compared with the config: names now, shapes as each one is read.
+
+    Files decode a tensor when it is asked for, so it is asked for once. A tensor that nobody would read is
+    refused too: a bias silently left out gives a model that talks nonsense.
+    """
+
+    def __init__(self, config: ModelConfig, weights: Mapping[str, Weight]):
+        self.weights = weights
+        self.shapes = expected_shapes(config)
+        for name, shape in self.shapes.items():
+            if name not in weights:
+                raise CheckpointError(f"tensor {name!r} of shape {list(shape)} is missing from the weights")
+        for name in weights:
+            # A tied head may be stored again, and old files hold the rotary frequencies: both repeat something.
+            repeats = name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq")
+            if name not in self.shapes and not repeats:
+                raise CheckpointError(
+                    f"tensor {name!r} has no place in a {config.architecture} of {config.num_hidden_layers} layers, "
+                    f"qkv_bias={config.qkv_bias}, qk_norm={config.qk_norm}; leaving it out would change the answers"
+                )
+
+    def __getitem__(self, name: str) -> Weight:
+        weight = self.weights[name]
+        if tuple(weight.shape) != self.shapes[name]:
+            raise CheckpointError(
+                f"tensor {name!r} has shape {list(weight.shape)}, but the config asks for {list(self.shapes[name])}"
+            )
+        return weight
