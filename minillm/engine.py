@@ -126,8 +126,10 @@ class Engine:
     ) -> Request:
         """Tokenise and check a prompt without queueing it. `chat` text already holds its special tokens.
 
-        Raises PromptError for a prompt that is empty, of the wrong type, or outside the vocabulary.
+        Raises PromptError for a prompt that is empty, of the wrong type, or outside the vocabulary, and
+        EngineClosedError.
         """
+        self._check_open()
         arrival = self.clock()
         if isinstance(prompt, str):
             ids = self.tokenizer.encode(prompt, add_special_tokens=not chat)
@@ -151,13 +153,11 @@ class Engine:
             prompt=prompt if isinstance(prompt, str) else None,
             arrival_time=arrival,
             tokenize_s=self.clock() - arrival,
-            num_pending_forks=params.n - 1,
         )
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises PromptError if it can never fit, QueueFullError, EngineClosedError."""
-        if self.closed:
-            raise EngineClosedError("this engine was closed; create a new LLM")
+        self._check_open()
         if request.request_id in self._jobs:
             raise PromptError(f"request id {request.request_id!r} is already running; choose another")
         self.scheduler.add(request)
@@ -189,8 +189,7 @@ class Engine:
         If anything in it fails, its requests end with finish_reason "error", their blocks return to the
         pool, and the error is raised: a MinillmError as it is, anything else as StepError.
         """
-        if self.closed:
-            raise EngineClosedError("this engine was closed; create a new LLM")
+        self._check_open()
         step = self.scheduler.schedule(self.clock())
         chunks = [self._chunk(request, "", []) for request in step.ended]
         if not step.scheduled:
@@ -276,6 +275,10 @@ class Engine:
         return chunk
 
     # ---- bookkeeping -------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise EngineClosedError("this engine was closed; create a new LLM")
 
     def _enter(self, request: Request, job: Job) -> None:
         sequence = Sequence(request, Detokenizer(self.tokenizer, request.params))

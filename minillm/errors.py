@@ -22,8 +22,16 @@ class PromptError(MinillmError, ValueError):
     """A prompt can never be served: empty, too long, wrong type, or with ids outside the vocabulary."""
 
 
+class ShapeError(MinillmError, ValueError):
+    """Tensors that do not belong together reached an attention body: shapes, dtypes, head counts or window."""
+
+
 class QueueFullError(MinillmError):
     """The engine already holds `max_queued_requests` waiting requests; try again later."""
+
+
+class ShapeError(MinillmError, ValueError):
+    """Tensors whose shapes, dtypes or sizes cannot belong together."""
 
 
 class BlockPoolError(MinillmError, RuntimeError):

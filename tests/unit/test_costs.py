@@ -1,0 +1,133 @@
+"""Every sum of the course's arithmetic, asserted; FLOPs against PyTorch's own counter, bytes against real tensors."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from minillm import costs
+from minillm.batch import Batch
+from minillm.config import ModelConfig
+from minillm.devices import DEVICES, find_device
+from minillm.errors import ConfigError
+from minillm.kv_cache import KVCache, kv_bytes_per_block
+from tests.unit.engines import attention
+
+LLAMA_7B = ModelConfig(32000, 4096, 11008, 32, 32, 32, 128)
+LLAMA_70B = ModelConfig(32000, 8192, 28672, 80, 64, 8, 128)
+SMOLLM = ModelConfig(49152, 576, 1536, 30, 9, 3, 64, tie_word_embeddings=True)
+
+
+def test_parameter_counts_are_the_published_ones():
+    assert SMOLLM.num_parameters == 134_515_008
+    assert LLAMA_7B.num_parameters == 6_738_415_616
+    assert LLAMA_70B.num_parameters == 68_976_648_192
+
+
+def test_scores_of_2048_tokens():
+    assert 2048**2 == 4_194_304  # one head
+    assert costs.score_bytes(LLAMA_7B, 2048) == 268_435_456  # 32 heads in fp16
+
+
+def test_kv_of_2048_tokens_per_layer():
+    per_layer = costs.kv_bytes_per_token(LLAMA_7B) / LLAMA_7B.num_hidden_layers * 2048
+    assert per_layer == 32 * 2**20
+    grouped = costs.kv_bytes_per_token(LLAMA_70B) / LLAMA_70B.num_hidden_layers * 2048
+    assert grouped == 8 * 2**20
+
+
+def test_a_70b_model_needs_140_tflop_for_1000_tokens_and_292_for_2048():
+    assert 2 * 70e9 * 1000 == 140e12
+    assert 2 * 70e9 * 2048 == pytest.approx(286.7e12, rel=1e-3)
+    causal = costs.attention_flops(LLAMA_70B, [(2048, 2048)])
+    assert causal == pytest.approx(5.5e12, rel=0.01)
+    assert 2 * 70e9 * 2048 + causal == pytest.approx(292e12, rel=2e-3)
+
+
+def test_the_quadratic_term_overtakes_at_6144_tokens_here_and_at_49000_in_a_7b_model():
+    assert costs.quadratic_crossover(SMOLLM) == 6144
+    assert costs.quadratic_crossover(LLAMA_7B) == pytest.approx(49_000, rel=0.01)
+
+
+@pytest.mark.parametrize(("n", "percent"), [(512, 7.7), (1024, 14.3), (2048, 25), (4096, 40), (8192, 57)])
+def test_attention_share_of_causal_prefill_in_this_model(n, percent):
+    """Of the work that every layer does; the LM head runs for one row only."""
+    attention = costs.attention_flops(SMOLLM, [(n, n)])
+    assert 100 * attention / (attention + costs.linear_flops(SMOLLM, n)) == pytest.approx(percent, abs=0.2)
+
+
+@pytest.mark.parametrize(("n", "percent"), [(512, 1.0), (2048, 3.8), (8192, 13.7), (16384, 24)])
+def test_attention_share_of_causal_prefill_in_a_7b_model(n, percent):
+    """By the usual estimate of 2 FLOPs for each of all parameters and token."""
+    attention = costs.attention_flops(LLAMA_7B, [(n, n)])
+    assert 100 * attention / (attention + 2 * LLAMA_7B.num_parameters * n) == pytest.approx(percent, abs=0.2)
+
+
+def test_decode_at_batch_1_on_an_a100_can_use_0_65_percent_of_its_flops():
+    a100 = find_device("A100-80GB")
+    assert a100.bandwidth / a100.peak() == pytest.approx(0.0065, abs=0.0001)
+    assert 0.30 / (a100.bandwidth / a100.peak()) == pytest.approx(46, abs=1)
+    assert costs.roofline(LLAMA_7B, [(1, 512)], a100).bound == "memory"
+    assert costs.roofline(LLAMA_7B, [(2048, 2048)], a100).bound == "compute"
+
+
+@pytest.mark.parametrize(
+    ("name", "ridge"),
+    [("T4", 203), ("L4", 403), ("A100-40GB", 201), ("A100-80GB", 153), ("RTX3090", 76)]
+    + [("RTX4090", 164), ("H100", 295), ("H200", 206), ("B200", 281)],
+)
+def test_ridge_points(name, ridge):
+    assert DEVICES[name].ridge() == pytest.approx(ridge, abs=1)
+
+
+def test_a_device_without_a_type_and_an_unknown_device_are_refused():
+    with pytest.raises(ConfigError, match="T4.*bfloat16"):
+        find_device("T4").peak("bfloat16")
+    with pytest.raises(ConfigError, match="A100.*float8"):
+        find_device("A100-80GB").peak("float8")
+    with pytest.raises(ConfigError, match="T5.*T4"):
+        find_device("T5")
+
+
+def test_tiles_and_waves():
+    assert costs.attention_tiles(32, 2048) == 512
+    assert costs.attention_tiles(32, 2049) == 544
+    assert costs.waves(512, find_device("H100")) == 4
+
+
+def test_moving_2048_embedded_tokens_over_pcie_is_17_megabytes():
+    assert 2048 * 4096 * 2 == pytest.approx(16.8e6, rel=0.01)
+
+
+@pytest.mark.parametrize("window", [None, 1, 5, 100])
+@pytest.mark.parametrize(("n", "context"), [(1, 1), (7, 7), (1, 9), (3, 20), (20, 20)])
+def test_visible_pairs_equal_the_pairs_of_the_mask(n, context, window):
+    rows = torch.arange(context - n, context)[:, None]
+    keys = torch.arange(context)[None]
+    mask = keys <= rows
+    if window is not None:
+        mask &= keys > rows - window
+    assert costs.visible_pairs(n, context, window=window) == mask.sum()
+    assert costs.visible_pairs(n, context, causal=False) == n * context
+
+
+def test_flops_equal_what_pytorch_counts_for_a_real_forward(tiny):
+    """Naive attention computes the full square, so it is compared without the causal half."""
+    checkpoint, model = tiny
+    cache = KVCache(checkpoint.config, 8, 16)
+    with FlopCounterMode(display=False) as counter, torch.inference_mode():
+        for n, context in [(20, 20), (5, 25), (1, 26)]:
+            batch = Batch.build([[1] * n], [context], [[0, 1]], 16)
+            before = counter.get_total_flops()
+            model.forward(batch, cache, attention("naive"))
+            counted = counter.get_total_flops() - before
+            assert counted == costs.step_flops(checkpoint.config, [(n, context)], causal=False)
+
+
+def test_bytes_equal_those_of_real_tensors(tiny):
+    checkpoint, _ = tiny
+    config = checkpoint.config
+    tensors = sum(weight.numel() for weight in checkpoint.weights.values())
+    assert costs.weight_bytes(config, 4) == 4 * tensors
+    cache = KVCache(config, 8, 16, torch.float32)
+    assert costs.kv_bytes_per_token(config, 4) * 8 * 16 == cache.num_bytes
+    assert 8 * kv_bytes_per_block(config, 16, torch.float32) == cache.num_bytes
