@@ -181,9 +181,7 @@ class Tokenizer:
     def token_bytes(self, id: int) -> bytes:
         """The bytes of one token: rarely whole characters. Raises PromptError for an id out of range."""
         if not 0 <= id < self.vocab_size:
-            raise PromptError(
-                f"token id {id} is outside the vocabulary of {self.vocab_size} (0 to {self.vocab_size - 1})"
-            )
+            raise PromptError(f"token id {id} is outside the vocabulary: 0 to {self.vocab_size - 1}")
         if id in self._added:
             return self._added[id].content.encode("utf-8")
         return to_bytes(self._tokens[id]) if id < len(self._tokens) else b""
@@ -230,9 +228,7 @@ class Tokenizer:
 
     def _check(self) -> None:
         if self.vocab_size < len(self._tokens):
-            raise CheckpointError(
-                f"the tokenizer has {len(self._tokens)} tokens, the model only {self.vocab_size} rows"
-            )
+            raise CheckpointError(f"{len(self._tokens)} tokens, but the model has only {self.vocab_size} rows for them")
         for name, id in [("bos", self.bos_token_id)] + [("eos", id) for id in self.eos_token_ids]:
             if id is not None and not (isinstance(id, int) and 0 <= id < len(self._tokens)):
                 raise CheckpointError(f"{name} token id {id!r} is outside the vocabulary of {len(self._tokens)} tokens")
@@ -265,6 +261,4 @@ class IncrementalDecoder:
 
     def flush(self) -> str:
         """U+FFFD for a character that stayed unfinished, else ""; afterwards a new text may begin."""
-        text = self._utf8.decode(b"", final=True)
-        self._utf8.reset()
-        return text
+        return self._utf8.decode(b"", final=True)

@@ -18,7 +18,7 @@ from minillm.pretokenize import SUPPORTED, WORD_PATTERNS, AddedToken
 def json_arguments(path: str | Path) -> dict[str, Any]:
     """Keyword arguments for `Tokenizer` from a folder with tokenizer.json, or from that file itself.
 
-    Beside it, where present: tokenizer_config.json (bos and eos token, add_bos_token, chat template),
+    Beside it, where present: tokenizer_config.json (bos and eos token, chat template),
     chat_template.jinja (wins over the config's), generation_config.json (more eos ids; config.json stands in
     when it is missing). Raises CheckpointError.
     """
@@ -65,17 +65,11 @@ def _special_ids(data: dict, config: dict, folder: Path) -> dict[str, Any]:
     for content in {bos, eos} - {token.content for token in added} - {None}:
         added.append(AddedToken(content, ids[content]))  # named by the config only: a special token all the same
 
-    bos_id = ids.get(bos)
-    add_bos = config.get("add_bos_token")
-    if add_bos is None:  # without an explicit wish the post-processor decides
-        prefix_id = _prefix_id(data.get("post_processor"))
-        add_bos, bos_id = prefix_id is not None, bos_id if prefix_id is None else prefix_id
-    if config.get("add_eos_token"):
-        raise CheckpointError("tokenizer_config.json: add_eos_token is true; an end after each prompt is not supported")
+    prefix_id = _prefix_id(data.get("post_processor"))
     return {
         "added_tokens": added,
-        "bos_token_id": bos_id,
-        "add_bos": bool(add_bos) and bos_id is not None,
+        "bos_token_id": ids.get(bos) if prefix_id is None else prefix_id,
+        "add_bos": prefix_id is not None,  # as transformers 5 has it; add_bos_token in the config counts for nothing
         "eos_token_ids": (*([] if eos is None else [ids[eos]]), *_generation_eos(folder)),
     }
 
