@@ -15,3 +15,9 @@ last `window` when the layer has one. A row that sees no key gives 0 and LSE -in
 Bodies, from the plainest to the fastest: `naive` builds the n x n matrix and is the oracle; `flash` is
 the tiled online softmax in PyTorch; `sdpa` calls the library; `cpu` is the default on processors.
 """
+
+from minillm.attention.choose import choose_attention
+from minillm.attention.cpu import CPUAttention
+from minillm.attention.per_request import PerRequest
+
+__all__ = ["CPUAttention", "PerRequest", "choose_attention"]

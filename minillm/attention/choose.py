@@ -1,0 +1,40 @@
+"""Which attention body runs: one function, and the reason that `minillm doctor` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from minillm.attention import flash, naive, sdpa
+from minillm.attention.cpu import CPUAttention
+from minillm.attention.per_request import PerRequest
+from minillm.config import ATTENTION_BODIES
+from minillm.errors import ConfigError
+
+
+def choose_attention(device: torch.device | str, dtype: torch.dtype, name: str = "auto") -> tuple[Callable, str]:
+    """(attend, reason) for a device and a dtype. `name` is one of config.ATTENTION_BODIES.
+
+    Raises ConfigError for a device without a body, and for a name that is unknown or does not run there.
+    """
+    kind = torch.device(device).type
+    if kind == "mps":
+        raise ConfigError("device='mps' has no attention body here; use device='cpu', which is what macOS runs on")
+    if kind not in ("cpu", "cuda"):
+        raise ConfigError(f"device={kind!r} has no attention body; use 'cpu' or 'cuda'")
+    if name not in ATTENTION_BODIES:
+        raise ConfigError(f"attention={name!r} is not one of {', '.join(ATTENTION_BODIES)}")
+    if name == "cpu" and kind != "cpu":
+        raise ConfigError(f"attention='cpu' runs on CPU tensors only, and the device is {kind!r}; use 'auto' or 'sdpa'")
+
+    if name == "naive":
+        return PerRequest(naive.attention), "naive, as asked: the whole n x n matrix, slow"
+    if name == "flash":
+        return PerRequest(flash.attention), "flash, as asked: the tiled online softmax in PyTorch, slow"
+    if name == "sdpa":
+        return PerRequest(sdpa.attention, sdpa.output), "sdpa, as asked: PyTorch's own attention, one call per request"
+    if kind == "cuda":
+        return PerRequest(sdpa.attention, sdpa.output), "sdpa: PyTorch's own attention, the default on a GPU"
+    attend = CPUAttention(dtype)
+    return attend, f"cpu: {'as asked' if name == 'cpu' else 'the default on processors'}; {attend.reason}"
