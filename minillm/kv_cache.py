@@ -58,8 +58,9 @@ class KVCache:
     ):
         self.block_size = block_size
         self.num_blocks = num_blocks
+        # Not zeroed: memory is touched when a block is first used, and no row may be read before it is written.
         shape = (2, num_blocks, block_size, config.num_key_value_heads, config.head_dim)
-        self.tensors = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_hidden_layers)]
+        self.tensors = [torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_hidden_layers)]
         self.layers = [KVLayer(t[0], t[1], config.layer_window(i)) for i, t in enumerate(self.tensors)]
 
     @property
