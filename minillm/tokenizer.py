@@ -238,7 +238,7 @@ class Tokenizer:
             if not 0 <= token.id < len(self._tokens) or self._tokens[token.id] != token.content:
                 raise CheckpointError(f"added token {token.content!r} is not the token with id {token.id}")
         for pair in self._ranks:
-            if len(pair) != 2 or not (pair[0] in self._ids and pair[1] in self._ids and "".join(pair) in self._ids):
+            if len(pair) != 2 or not (pair[0] in self._ids and pair[1] in self._ids and pair[0] + pair[1] in self._ids):
                 raise CheckpointError(f"merge {' '.join(pair)!r}: a part or the result is not in the vocabulary")
 
 

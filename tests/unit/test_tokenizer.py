@@ -127,6 +127,9 @@ flags = st.fixed_dictionaries({f: st.booleans() for f in ("lstrip", "rstrip", "s
     st.lists(st.sampled_from(["<x>", "tok", "y", " ", "\n", "ö", "o\u0308", "中", "#", "a", "_", "\x1c"]), max_size=12),
     st.sampled_from(["gpt2", "qwen2"]),
 )
+@example({"<x>": {"normalized": False}, "<x>y": {"normalized": True}}, ["<x>", "y"], "gpt2")
+@example({"o\u0308": {"normalized": True}}, ["ö", "o\u0308"], "qwen2")
+@example({"tok": {"lstrip": True, "rstrip": True, "single_word": True}}, [" ", "tok", "\n", "tok", "_"], "gpt2")
 def test_added_tokens_with_all_their_flags_equal_the_library(tmp_path_factory, added, pieces, pre):
     library = library_tokenizer(pre, models.BPE(vocab={c: i for i, c in enumerate(BYTE_TO_CHAR)}, merges=[]))
     library.add_tokens([tokenizers.AddedToken(content, **kinds) for content, kinds in added.items()])
@@ -148,6 +151,14 @@ def test_results_do_not_depend_on_what_was_encoded_before(smollm, smollm_library
     with ThreadPoolExecutor(4) as pool:
         for _ in range(3):
             assert list(pool.map(smollm.encode, texts)) == expected
+
+
+def test_the_cache_of_words_is_bounded_in_number_and_length(monkeypatch):
+    monkeypatch.setattr(minillm.tokenizer, "MAX_CACHED_WORDS", 5)
+    tokenizer = Tokenizer.bytes_only()
+    tokenizer.encode(" ".join(["x" * 1000, *map(str, range(99))]))
+    assert 0 < len(tokenizer._word_ids) <= 5
+    assert max(map(len, tokenizer._word_ids)) < 1000
 
 
 def test_the_embedded_model_gets_its_conversation_format(smollm):
