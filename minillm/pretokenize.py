@@ -70,7 +70,7 @@ class AddedTokenSplitter:
     """Cuts text at its added tokens; where two begin at the same place, the longer one is taken."""
 
     def __init__(self, added_tokens: Sequence[AddedToken]):
-        self._by_content = {token.content: token for token in added_tokens}
+        self._by_content = {token.content: token for token in added_tokens if token.content}
         longest_first = sorted(self._by_content, key=len, reverse=True)
         self._pattern = regex.compile("|".join(map(regex.escape, longest_first))) if longest_first else None
 

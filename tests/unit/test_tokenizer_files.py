@@ -157,6 +157,12 @@ def test_an_end_token_that_only_the_config_calls_special_is_one(tmp_path):
         Tokenizer.from_tokenizer_json(tmp_path)
 
 
+def test_an_added_token_without_content_is_never_found(tmp_path):
+    write_json(tmp_path, minimal_json(added_tokens=[{"id": 256, "content": ""}]))
+    tokenizer = Tokenizer.from_tokenizer_json(tmp_path)
+    assert tokenizer.encode("ab") == [97, 98]
+
+
 @pytest.mark.parametrize("in_template", [False, True])
 @pytest.mark.parametrize("in_config", [None, False, True])
 def test_the_begin_token_comes_first_when_transformers_puts_it_there(in_template, in_config, tmp_path):
