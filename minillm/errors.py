@@ -23,15 +23,11 @@ class PromptError(MinillmError, ValueError):
 
 
 class ShapeError(MinillmError, ValueError):
-    """Tensors that do not belong together reached an attention body: shapes, dtypes, head counts or window."""
+    """Tensors whose shapes, dtypes or sizes cannot belong together."""
 
 
 class QueueFullError(MinillmError):
     """The engine already holds `max_queued_requests` waiting requests; try again later."""
-
-
-class ShapeError(MinillmError, ValueError):
-    """Tensors whose shapes, dtypes or sizes cannot belong together."""
 
 
 class BlockPoolError(MinillmError, RuntimeError):

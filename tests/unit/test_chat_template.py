@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from minillm.bpe import BYTE_TO_CHAR
 from minillm.errors import PromptError
 from minillm.tokenizer import Tokenizer
+from minillm.tokenizer.bpe import BYTE_TO_CHAR
 from tests.unit.tokenizer_oracles import SPECIAL_TOKENS, library_tokenizer, library_trainer, save
 
 TEMPLATES = {

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minillm.bpe import BYTE_TO_CHAR
 from minillm.config import SamplingParams
 from minillm.detokenizer import Detokenizer
 from minillm.tokenizer import Tokenizer
+from minillm.tokenizer.bpe import BYTE_TO_CHAR
 
 
 def stream(pieces, stop=(), flush=True, **options):

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
 import minillm.tokenizer
-from minillm.bpe import BYTE_TO_CHAR, merge_word, to_alphabet, to_bytes, train_merges
 from minillm.errors import ConfigError, PromptError
-from minillm.pretokenize import WORD_PATTERNS, AddedToken
 from minillm.tokenizer import IncrementalDecoder, Tokenizer
+from minillm.tokenizer.bpe import BYTE_TO_CHAR, merge_word, to_alphabet, to_bytes, train_merges
+from minillm.tokenizer.pretokenize import WORD_PATTERNS, AddedToken
 from tests.unit.tokenizer_oracles import (
     SPECIAL_TOKENS,
     assert_same,

@@ -7,10 +7,10 @@ import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers, processors
 
-from minillm.bpe import BYTE_TO_CHAR
 from minillm.errors import CheckpointError
-from minillm.pretokenize import WORD_PATTERNS
 from minillm.tokenizer import Tokenizer
+from minillm.tokenizer.bpe import BYTE_TO_CHAR
+from minillm.tokenizer.pretokenize import WORD_PATTERNS
 from tests.unit.tokenizer_oracles import (
     SPECIAL_TOKENS,
     SPLIT_PATTERNS,

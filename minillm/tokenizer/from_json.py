@@ -10,9 +10,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from minillm.bpe import BYTE_TO_CHAR
 from minillm.errors import CheckpointError
-from minillm.pretokenize import SUPPORTED, WORD_PATTERNS, AddedToken
+from minillm.tokenizer.bpe import BYTE_TO_CHAR
+from minillm.tokenizer.pretokenize import SUPPORTED, WORD_PATTERNS, AddedToken
 
 
 def json_arguments(path: str | Path) -> dict[str, Any]:

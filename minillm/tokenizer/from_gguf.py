@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from minillm.errors import CheckpointError
-from minillm.pretokenize import SUPPORTED, AddedToken
+from minillm.tokenizer.pretokenize import SUPPORTED, AddedToken
 
 # tokenizer.ggml.pre -> our name
 PRE_NAMES = {

@@ -3,7 +3,7 @@
 The way of a text: cut at added tokens (`pretokenize.py`), cut into words, each word's bytes merged
 (`bpe.py`), the parts looked up. Nothing is unknown and nothing is lost, as long as the vocabulary has all
 256 bytes; bytes it lacks (SmolLM2 lacks 21, mostly invalid in UTF-8) are dropped, as in the library.
-Reading files is `tokenizer_gguf.py` and `tokenizer_json.py`. Built in lesson 01.
+Reading files is `from_gguf.py` and `from_json.py`. Built in lesson 01.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minillm.bpe import BYTE_TO_CHAR, merge_word, to_alphabet, to_bytes, train_merges
 from minillm.errors import CheckpointError, ConfigError, PromptError
-from minillm.pretokenize import AddedToken, AddedTokenSplitter, check_text, normalize_nfc, word_pattern
-from minillm.tokenizer_gguf import gguf_arguments
-from minillm.tokenizer_json import json_arguments
+from minillm.tokenizer.bpe import BYTE_TO_CHAR, merge_word, to_alphabet, to_bytes, train_merges
+from minillm.tokenizer.from_gguf import gguf_arguments
+from minillm.tokenizer.from_json import json_arguments
+from minillm.tokenizer.pretokenize import AddedToken, AddedTokenSplitter, check_text, normalize_nfc, word_pattern
 
 if TYPE_CHECKING:
-    from minillm.chat_template import ChatTemplate
+    from minillm.tokenizer.chat_template import ChatTemplate
 
 MAX_CACHED_WORDS = 65_536
 MAX_CACHED_LENGTH = 64  # characters; longer words rarely come twice
@@ -222,7 +222,7 @@ class Tokenizer:
 
     @cached_property
     def _compiled_template(self) -> ChatTemplate:
-        from minillm.chat_template import ChatTemplate  # Jinja is imported at the first chat
+        from minillm.tokenizer.chat_template import ChatTemplate  # Jinja is imported at the first chat
 
         return ChatTemplate(self.chat_template)
 
