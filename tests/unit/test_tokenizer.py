@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
-import minillm.tokenizer
+import minillm.tokenizer.tokenizer
 from minillm.errors import ConfigError, PromptError
 from minillm.tokenizer import IncrementalDecoder, Tokenizer
 from minillm.tokenizer.bpe import BYTE_TO_CHAR, merge_word, to_alphabet, to_bytes, train_merges
@@ -145,7 +145,7 @@ def test_qwen2_composes_characters_and_gpt2_does_not():
 
 
 def test_results_do_not_depend_on_what_was_encoded_before(smollm, smollm_library, monkeypatch):
-    monkeypatch.setattr(minillm.tokenizer, "MAX_CACHED_WORDS", 5)
+    monkeypatch.setattr(minillm.tokenizer.tokenizer, "MAX_CACHED_WORDS", 5)
     texts = fuzz(60, [])
     expected = [smollm_library.encode(text).ids for text in texts]
     with ThreadPoolExecutor(4) as pool:
@@ -154,7 +154,7 @@ def test_results_do_not_depend_on_what_was_encoded_before(smollm, smollm_library
 
 
 def test_the_cache_of_words_is_bounded_in_number_and_length(monkeypatch):
-    monkeypatch.setattr(minillm.tokenizer, "MAX_CACHED_WORDS", 5)
+    monkeypatch.setattr(minillm.tokenizer.tokenizer, "MAX_CACHED_WORDS", 5)
     tokenizer = Tokenizer.bytes_only()
     tokenizer.encode(" ".join(["x" * 1000, *map(str, range(99))]))
     assert 0 < len(tokenizer._word_ids) <= 5
