@@ -127,7 +127,8 @@ class Int4Linear:
         return weight.shape[0] % 16 == 0 and weight.group in (32, 64, 128, 256)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.multiply(x, self.codes, self.group, self.scale_and_zero)
+        # RMSNorm hands over the left half of a wider tensor; this product reads dense rows only.
+        y = self.multiply(x.contiguous(), self.codes, self.group, self.scale_and_zero)
         return y if self.bias is None else y + self.bias
 
     @property

@@ -96,7 +96,7 @@ def test_packed_equals_the_exact_product_up_to_its_own_rounding(rows, with_bias)
 
 @pytest.mark.parametrize("dense", [PlainLinear, pytest.param(PackedLinear, marks=needs_packed)])
 @pytest.mark.parametrize("int4", [False, pytest.param(True, marks=needs_int4)])
-@pytest.mark.parametrize("rows", [1, 40])
+@pytest.mark.parametrize("rows", [1, 3, 40])
 def test_rows_may_be_an_interior_slice_of_a_poisoned_buffer(dense, int4, rows):
     linear = Forms(torch.bfloat16, CPU, dense, int4).make([quantized(64, 64)])
     buffer = torch.full((rows + 2, 200), float("nan"), dtype=torch.bfloat16)
