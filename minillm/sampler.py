@@ -60,7 +60,7 @@ class Sampler:
         chosen one if it is not among them. Raises NumericsError, naming the requests, when a row has no maximum.
         """
         tokens = _most_likely(logits, requests, "check the weights for NaN, and with dtype='float16' try 'float32'")
-        if all(self._is_plain(request) for request in requests):
+        if all(_is_plain(request) for request in requests):
             return tokens.tolist(), [None] * len(requests)
 
         adjusted = self._adjust(logits, requests)
@@ -70,28 +70,20 @@ class Sampler:
         if rows:
             drawn = [requests[i] for i in rows]
             weights = _weights(adjusted if len(rows) == len(requests) else adjusted[rows], [r.params for r in drawn])
-            uniforms = [_uniform(self._stream(r), r.num_tokens - r.num_prompt_tokens) for r in drawn]
+            uniforms = [_uniform(self._stream(r), _num_output(r)) for r in drawn]
             tokens[rows] = _draw(weights, torch.tensor(uniforms, dtype=torch.float64, device=logits.device))
         return tokens.tolist(), _logprobs(logits, requests, tokens)
 
-    def _is_plain(self, request: Request) -> bool:
-        return request.params.greedy and request.params.logprobs is None and not self._needs_adjusting(request)
-
-    def _needs_adjusting(self, request: Request) -> bool:
-        params = request.params
-        penalised = params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty
-        return bool(penalised or request.num_tokens - request.num_prompt_tokens < params.min_tokens)
-
     def _adjust(self, logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
         """Logits after penalties and `min_tokens`: the same tensor, or a copy if a row has to change."""
-        changed = [i for i, request in enumerate(requests) if self._needs_adjusting(request)]
+        changed = [i for i, request in enumerate(requests) if _needs_adjusting(request)]
         if not changed:
             return logits
         logits = logits.clone()
         for i in changed:
             request = requests[i]
             _penalise(logits[i], request)
-            if request.num_tokens - request.num_prompt_tokens < request.params.min_tokens:
+            if _num_output(request) < request.params.min_tokens:
                 stop_ids = {*self.eos_token_ids, *request.params.stop_token_ids}
                 logits[i, [t for t in stop_ids if t < logits.shape[1]]] = -math.inf
         return logits
@@ -101,6 +93,21 @@ class Sampler:
         if request.params.seed is not None:
             return str(request.params.seed + request.index)
         return f"{self.seed}/{request.request_id}/{request.index}"
+
+
+def _num_output(request: Request) -> int:
+    return request.num_tokens - request.num_prompt_tokens
+
+
+def _needs_adjusting(request: Request) -> bool:
+    params = request.params
+    penalised = params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty
+    return bool(penalised) or _num_output(request) < params.min_tokens
+
+
+def _is_plain(request: Request) -> bool:
+    """Whether the largest logit is all that this request needs."""
+    return request.params.greedy and request.params.logprobs is None and not _needs_adjusting(request)
 
 
 def _most_likely(logits: torch.Tensor, requests: list[Request], advice: str) -> torch.Tensor:
@@ -182,7 +189,7 @@ def _keep_top_p(weights: torch.Tensor, rows: torch.Tensor, top_p: torch.Tensor) 
         largest = part.topk(width).values  # [n, width], descending
         mass = largest.cumsum(dim=-1, dtype=torch.float64)
         count = 1 + (mass < (top_p * part.sum(dim=-1))[:, None]).sum(dim=-1)  # [n] size of the set
-        done = (count < width) | (width == vocab)
+        done = (count <= width) | (width == vocab)
         found = part[done]
         found *= _among_largest(found, largest[done], count[done].clamp(max=width))
         weights.index_copy_(0, rows[done], found)
@@ -197,7 +204,7 @@ def _at_least(values: torch.Tensor, floor: torch.Tensor) -> torch.Tensor:
 def _among_largest(values: torch.Tensor, largest: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
     """1.0 at the count [n] largest values of each row, else 0.0; among equals the lowest ids count.
 
-    largest  the row's values in descending order: all of them, or at least one more than `count`
+    largest  the row's largest values in descending order, at least `count`; one more mostly saves a look at the row
     """
     floor = largest.gather(1, count[:, None] - 1)
     keep = _at_least(values, floor)

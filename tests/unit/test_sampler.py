@@ -238,6 +238,15 @@ def test_top_p_finds_a_nucleus_wider_than_its_first_look():
     assert set(tokens) == kept
 
 
+def test_a_top_p_just_below_one_keeps_everything():
+    logits = torch.randn(50, 600)
+    tokens = []
+    for top_p in (1.0, math.nextafter(1.0, 0.0)):  # the sum of all weights may round to a little more than they are
+        requests = [make_request(SamplingParams(top_p=top_p, seed=i)) for i in range(50)]
+        tokens.append(Sampler()(logits, requests)[0])
+    assert tokens[0] == tokens[1]
+
+
 def test_narrow_and_wide_nuclei_share_a_batch():
     wide, narrow = 0.3 * torch.randn(1200), 6 * torch.randn(1200)
     params = SamplingParams(top_p=0.6)
@@ -385,8 +394,10 @@ def test_end_tokens_cannot_appear_before_min_tokens(temperature):
     sampler = Sampler(eos_token_ids=(3, 99), seed=0)  # 99: an id beyond this vocabulary does no harm
     params = SamplingParams(temperature=temperature, min_tokens=2, stop_token_ids=(2, 4, 500), ignore_eos=True)
     for num_output in range(4):
-        tokens = set(draws(logits, params, 400, sampler, output=[0] * num_output))
-        assert tokens.isdisjoint({2, 3, 4}) == (num_output < 2)
+        for penalty in (0.0, 1.0):  # with one, a row is adjusted anyway
+            shaped = params.updated(presence_penalty=penalty)
+            tokens = set(draws(logits, shaped, 400, sampler, output=[0] * num_output))
+            assert tokens.isdisjoint({2, 3, 4}) == (num_output < 2)
 
 
 def test_min_tokens_that_leaves_no_token_is_an_error_that_says_so():
