@@ -13,10 +13,11 @@ import logging
 import torch
 
 from minillm.attention import cpu_plan, cpu_split
-from minillm.attention.mask import accumulation_dtype, check_batch, check_inputs, first_visible_key, visible
+from minillm.attention.mask import accumulation_dtype, check_batch, first_visible_key, visible
 from minillm.attention.per_request import request_keys
 from minillm.attention.sdpa import library_attention
 from minillm.batch import Batch
+from minillm.errors import ShapeError
 from minillm.kv_cache import KVLayer
 
 log = logging.getLogger(__name__)
@@ -56,10 +57,10 @@ class CPUAttention:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_layer: KVLayer, batch: Batch
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(out [T, H, D], lse [T, H] float32, float64 for float64 inputs)."""
-        check_inputs(q, k, v, kv_layer.window)
+        check_batch(q, k, v, kv_layer, batch)
         step = self._step(batch, kv_layer)
-        check_batch(q, kv_layer, batch, step.last_block)
-        if not step.chunks:  # every row decodes: none to pick out or to put back
+        step.check_blocks(kv_layer.k.shape[0])
+        if step.reads and not step.chunks:  # every row decodes: none to pick out or to put back
             return self._decode(q, kv_layer, step)
 
         out = torch.empty(q.shape, dtype=q.dtype)
@@ -102,8 +103,16 @@ class _Step:
         self.rows = torch.tensor([read.row for read in self.reads])
         self.tables = batch.block_tables.contiguous()  # [B, max_blocks]
         self.table_array = self.tables.numpy()
-        self.last_block = int(self.tables.max()) if self.tables.numel() else -1
+        self._block_range = (int(self.tables.min()), int(self.tables.max())) if self.tables.numel() else (0, 0)
         self._pieces = self._splits = None
+
+    def check_blocks(self, num_blocks: int) -> None:
+        """The kernel follows block ids without looking: a wrong one would read foreign memory."""
+        lowest, highest = self._block_range
+        if lowest < 0 or highest >= num_blocks:
+            raise ShapeError(
+                f"a block table names blocks {lowest} .. {highest}, but the pages are 0 .. {num_blocks - 1}"
+            )
 
     def pieces(self, values_per_key: int) -> cpu_plan.Pieces:
         """The reads, shared out to as many threads as pay for themselves."""

@@ -59,15 +59,23 @@ def check_inputs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int 
         raise ShapeError(f"window={window} must be at least 1 (the query's own key), or None for all keys")
 
 
-def check_batch(q: torch.Tensor, kv_layer: KVLayer, batch: Batch, last_block: int) -> None:
-    """Raise ShapeError unless the batch owns every row of q and its block ids exist in the pages."""
-    if sum(batch.query_lens) != q.shape[0]:
-        raise ShapeError(f"q has {q.shape[0]} rows, but the batch's requests have {sum(batch.query_lens)} together")
-    if (
-        kv_layer.k.shape[2:] != kv_layer.v.shape[2:]
-        or q.shape[2] != kv_layer.k.shape[3]
-        or q.shape[1] % kv_layer.k.shape[2]
-    ):
-        raise ShapeError(f"pages {list(kv_layer.k.shape)} do not fit queries {list(q.shape)}")
-    if last_block >= kv_layer.k.shape[0]:
-        raise ShapeError(f"block {last_block} is in a block table, but the pages are only {kv_layer.k.shape[0]} blocks")
+def check_batch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_layer: KVLayer, batch: Batch) -> None:
+    """Raise ShapeError unless the batch owns every row of q, k and v, and the pages and block tables fit them."""
+    check_inputs(q, k, v, kv_layer.window)
+    if not sum(batch.query_lens) == q.shape[0] == k.shape[0]:
+        raise ShapeError(
+            f"q has {q.shape[0]} rows and k {k.shape[0]}, but the batch's requests have {sum(batch.query_lens)}"
+        )
+    kv_heads, head_size = kv_layer.k.shape[2:]
+    if kv_layer.v.shape != kv_layer.k.shape or head_size != q.shape[2] or q.shape[1] % kv_heads:
+        raise ShapeError(
+            f"queries {list(q.shape)} do not fit pages of k {list(kv_layer.k.shape)} and v {list(kv_layer.v.shape)}"
+        )
+    if kv_layer.k.dtype != q.dtype:
+        raise ShapeError(f"queries are {q.dtype}, but the pages hold {kv_layer.k.dtype}; convert one of them")
+    longest = max(batch.context_lens, default=0)
+    if longest > batch.block_tables.shape[1] * kv_layer.block_size:
+        raise ShapeError(
+            f"a context of {longest} tokens does not fit a block table of {batch.block_tables.shape[1]} blocks "
+            f"of {kv_layer.block_size}"
+        )

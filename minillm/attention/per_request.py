@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from minillm.attention.mask import accumulation_dtype, first_visible_key
+from minillm.attention.mask import accumulation_dtype, check_batch, first_visible_key
 from minillm.batch import Batch
 from minillm.kv_cache import KVLayer
 
@@ -32,6 +32,7 @@ class PerRequest:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_layer: KVLayer, batch: Batch
     ) -> torch.Tensor:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        check_batch(q, k, v, kv_layer, batch)
         for rows, keys, values in sequences(k, v, kv_layer, batch):
             out[rows] = self._output(q[rows], keys, values, kv_layer.window)
         return out
@@ -42,6 +43,7 @@ class PerRequest:
         """(out [T, H, D], lse [T, H] float32, float64 for float64 inputs)."""
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         lse = torch.empty(q.shape[:2], dtype=accumulation_dtype(q.dtype), device=q.device)
+        check_batch(q, k, v, kv_layer, batch)
         for rows, keys, values in sequences(k, v, kv_layer, batch):
             out[rows], lse[rows] = self._attention(q[rows], keys, values, kv_layer.window)
         return out, lse
