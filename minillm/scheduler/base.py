@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from minillm.block_pool import ROOT, BlockPool
+from minillm.block_pool import BlockPool
 from minillm.config import EngineConfig
 from minillm.errors import ConfigError, PromptError, QueueFullError
 from minillm.request import Request, Status
@@ -270,4 +270,3 @@ class Scheduler:
         self.block_pool.free(request.block_table)
         request.block_table = []
         request.num_computed_tokens = 0
-        request.num_published_blocks, request.prefix_key = 0, ROOT

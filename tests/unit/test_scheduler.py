@@ -461,6 +461,17 @@ def test_siblings_share_the_prompt_and_copy_only_what_they_write(n, length):
     assert [outcome(r) for r in family] == [expected(engine, r) for r in family]
 
 
+def test_siblings_inherit_the_times_of_the_prompt_they_share():
+    engine = FakeEngine()
+    parent = engine.add(prompt(5), n=3)
+    parent.arrival_time, parent.tokenize_s, parent.prompt = -2.0, 0.5, "text"
+    engine.step()
+    for child in engine.families[0][1:]:
+        assert (child.arrival_time, child.tokenize_s, child.first_scheduled_time) == (-2.0, 0.5, 0.0)
+        assert child.prompt == "text"
+    engine.run()
+
+
 def test_a_request_with_siblings_to_come_waits_until_all_have_a_seat():
     engine = FakeEngine(max_num_seqs=4, max_num_batched_tokens=32)
     engine.add(prompt(3), max_tokens=5, ignore_eos=True)
