@@ -26,7 +26,7 @@ SIZES = dict(
 )
 LLAMA3 = dict(factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)
 FAMILIES = {
-    "llama": lambda: LlamaConfig(**SIZES, rms_norm_eps=1e-3),
+    "llama": lambda: LlamaConfig(**SIZES, rms_norm_eps=0.5),
     "llama tied": lambda: LlamaConfig(**SIZES, tie_word_embeddings=True),
     "llama3 rope": lambda: LlamaConfig(**SIZES, rope_parameters=dict(rope_type="llama3", rope_theta=500.0, **LLAMA3)),
     "mistral": lambda: MistralConfig(**SIZES, head_dim=16, sliding_window=WINDOW),

@@ -16,10 +16,13 @@ from minillm.quantize import GroupQuantized
 
 CPU = torch.device("cpu")
 HALF = [torch.bfloat16, torch.float16]
-BEST = choose_forms(torch.bfloat16, "cpu", "auto")
+# What this machine offers, asked of PyTorch and not of the code under test, or a broken form would skip its own tests.
+HAS_PACKED = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+HAS_INT4 = hasattr(torch.ops.aten, "_weight_int4pack_mm_for_cpu")
+BEST = Forms(torch.bfloat16, CPU, PackedLinear if HAS_PACKED else PlainLinear, HAS_INT4)
 
-needs_packed = pytest.mark.skipif(BEST.dense is not PackedLinear, reason="this CPU has no packed bfloat16 product")
-needs_int4 = pytest.mark.skipif(not BEST.int4, reason="this PyTorch has no 4-bit product on a CPU")
+needs_packed = pytest.mark.skipif(not HAS_PACKED, reason="this CPU has no packed bfloat16 product")
+needs_int4 = pytest.mark.skipif(not HAS_INT4, reason="this PyTorch has no 4-bit product on a CPU")
 
 
 def quantized(n, k, group=32):
@@ -143,6 +146,10 @@ def test_a_shape_the_4_bit_product_does_not_know_is_held_dense(n, k, group):
 @needs_int4
 def test_one_dense_part_makes_the_whole_stack_dense():
     assert isinstance(BEST.make([quantized(32, 64), torch.randn(16, 64)]), BEST.dense)
+
+
+def test_bfloat16_uses_everything_the_machine_offers():
+    assert choose_forms(torch.bfloat16, "cpu", "auto") == BEST
 
 
 def test_float32_has_one_form_and_none_switches_the_codes_off():

@@ -146,6 +146,18 @@ def test_the_lm_head_runs_for_sampled_rows_only(small):
             assert_same_logits(logits, every_row[rows])
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("chunk", [1, 50])
+def test_half_precision_gives_float32_logits_near_those_of_float32(pair, dtype, chunk):
+    config, state, _ = pair
+    tokens = random_tokens(config, 50)
+    found = run(Transformer(config, state, dtype, quantization="auto"), tokens, chunk)
+    expected = run(Transformer(config, state), tokens)
+    assert found.dtype == torch.float32
+    assert (found - expected).norm() < (0.1 if dtype == torch.bfloat16 else 0.02) * expected.norm()
+
+
 # ---- refused before anything runs ------------------------------------------------------------
 
 
