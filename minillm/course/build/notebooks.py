@@ -27,6 +27,7 @@ from minillm.course.build.addresses import (
     setup_cell,
     write_address,
 )
+from minillm.course.build.pictures import attach_pictures, drop_widget_views, write_readme_picture
 from minillm.course.build.structure import find_problems
 
 CELL_TIMEOUT_S = 300
@@ -69,13 +70,19 @@ def lessons_and_solutions(root: Path = ROOT) -> list[Path]:
 def rebuild(path: Path, repo: str, ref: str, run: bool = True, root: Path = ROOT) -> list[str]:
     """Rewrite one notebook in place. Returns the structure rules that the result breaks, none when it is good.
 
-    Raises NotebookError, before anything is written, when a cell raises or writes to stderr.
+    Raises NotebookError, before anything is written, when a cell raises or writes to stderr, or when a picture
+    that the text shows was not drawn.
     """
     notebook = nbformat.read(path, as_version=4)
     place_opening_cells(notebook, repo, ref, path.relative_to(root).as_posix())
     if run:
         execute(notebook, path)
     clean(notebook)
+    try:
+        attach_pictures(notebook)
+        write_readme_picture(notebook, path)
+    except ValueError as error:
+        raise NotebookError(f"{path.name}: {error}") from error
     text = nbformat.writes(notebook).rstrip("\n") + "\n"
     temporary = path.with_suffix(".tmp")
     temporary.write_text(text, encoding="utf-8", newline="\n")
@@ -124,6 +131,7 @@ def clean(notebook: NotebookNode) -> None:
         cell.metadata = nbformat.from_dict({k: v for k, v in cell.metadata.items() if k in KEPT_CELL_METADATA})
         if cell.cell_type == "code":
             cell.outputs = merge_streams(cell.outputs)
+    drop_widget_views(notebook)
 
 
 def merge_streams(outputs: list[NotebookNode]) -> list[NotebookNode]:

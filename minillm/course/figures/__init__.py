@@ -1,0 +1,11 @@
+"""One function per figure of the course. Each takes plain data, returns the figure and prints one line that is the
+same on every machine; `show` puts the figure into the notebook."""
+
+from minillm.course.figures.attention_map import attention_map
+from minillm.course.figures.growth import growth
+from minillm.course.figures.silence import silence
+from minillm.course.figures.street import street
+from minillm.course.figures.ttft_bar import ttft_bar
+from minillm.course.style import show
+
+__all__ = ["attention_map", "growth", "show", "silence", "street", "ttft_bar"]
