@@ -2,8 +2,8 @@
 
 The library counts its causal mask from the first query and the first key (top-left), ours ends at the
 last ones (bottom-right): the two agree only with as many queries as keys, and anything else goes in as an
-explicit mask. Grouped heads are passed as strided views, so that K and V are not copied per query head.
-The log-sum-exp comes from the library on a CPU; elsewhere it costs a second pass over the scores.
+explicit mask. On a CPU, grouped heads are strided views of K and V, not copies per query head, and the
+log-sum-exp comes from the library; elsewhere it costs a second pass over the scores.
 """
 
 from __future__ import annotations
@@ -72,6 +72,8 @@ def library_attention(
         grouped = grouped.flatten(1, 2)[:, None]  # all rows are alike: G x n of them read K/V once
     shape = (kv_heads, grouped.shape[1], num_keys, head_size)
     keys, values = (x.transpose(0, 1)[:, None].expand(shape) for x in (k, v))  # strided, not copied
+    if q.device.type != "cpu":  # a GPU kernel misreads stride-0 keys under a mask (pytorch issue 191937)
+        keys, values = keys.contiguous(), values.contiguous()
     out, lse = library_call(grouped, keys, values, mask, causal, with_lse)
     out = out.reshape(num_heads, n, head_size).transpose(0, 1)
     return out, None if lse is None else lse.reshape(num_heads, n).T
