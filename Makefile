@@ -10,7 +10,7 @@ WORKERS ?= 4
 
 PY := .venv/bin/python
 READY := .venv/.ready
-PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n logical --maxprocesses $(WORKERS) --dist loadfile
+PYTEST := $(PY) -m pytest -n logical --maxprocesses $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:

@@ -22,9 +22,13 @@ hypothesis.settings.load_profile("minillm")
 
 
 def pytest_configure(config):
-    os.environ.setdefault(VARIABLE, str(secrets.randbelow(2**31)))  # workers inherit it
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        torch.set_num_threads(1)
+    """What workers and child processes inherit; they load PyTorch after this."""
+    os.environ.setdefault(VARIABLE, str(secrets.randbelow(2**31)))
+    # Threads that wait by spinning take the cores from those that work: on a busy machine the tests take ten times
+    # as long. One thread per worker, since there are as many workers as cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    if config.getoption("numprocesses", None):
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_report_header(config):

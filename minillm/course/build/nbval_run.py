@@ -31,6 +31,7 @@ def main(folders: list[str]) -> int:
         print(f"nbval: no notebook in {', '.join(folders)}", file=sys.stderr)
         return 1
     os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # two kernels share the cores; no time is compared here
     tally = Tally()
     status = int(pytest.main([*nbval_options(len(notebooks)), *map(str, notebooks)], plugins=[tally]))
     problems = tally.problems({path.name: count_cells(path) for path in notebooks})
