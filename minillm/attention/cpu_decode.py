@@ -72,10 +72,12 @@ def use_threads(num_threads: int) -> None:
 
 def warm_up(dtype: torch.dtype) -> None:
     """Compile the kernel for a dtype, or read it from numba's cache."""
+    num_threads = torch.get_num_threads()
     pages = torch.zeros(1, 1, 1, 8, dtype=dtype)
     for num_keys, workers in ((1, 1), (32, 2)):  # alone, and cut in two and merged
         table = np.zeros((1, num_keys), np.int32)
         decode(pages[0], KVLayer(pages, pages), table, cut([Read(0, 0, 0, num_keys)], workers))
+    torch.set_num_threads(num_threads)  # starting numba's OpenMP pool gives torch, which shares it, all cores
 
 
 def _array(x: torch.Tensor) -> np.ndarray:

@@ -338,3 +338,16 @@ def test_the_oracle_agrees_with_arithmetic_by_hand():
     e = np.e
     out, lse = oracle(q, k, v)
     assert out.item() == pytest.approx((3 + 5 * e) / (1 + e)) and lse.item() == pytest.approx(np.log(1 + e))
+
+
+def test_building_the_body_leaves_torch_the_threads_it_was_given():
+    """In a process of its own: numba starts its pool, which torch shares, only once."""
+    code = (
+        "import torch; torch.set_num_threads(3)\n"
+        "from minillm.attention import CPUAttention\n"
+        "CPUAttention(torch.float32, use_numba=True)\n"
+        "print(torch.get_num_threads())"
+    )
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["3"]
