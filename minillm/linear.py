@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from minillm.checkpoint.weights import Weight
 from minillm.quantize import GroupQuantized
+from minillm.weights import Weight
 
 logger = logging.getLogger(__name__)
 

@@ -45,7 +45,7 @@ SCORE_ROWS = 128  # LM-head rows at a time: 128 x 49,152 logits in fp32 are 25 M
 class LLM:
     """A loaded model and its engine.
 
-    model      a name, a folder, a .gguf file, or random:<size>, see minillm/checkpoint.py
+    model      a name, a folder, a .gguf file, or random:<size>, see minillm/checkpoint/
     **options  fields of EngineConfig
 
     Raises ConfigError for options, CheckpointError for the model's files.

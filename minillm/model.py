@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 
 from minillm.batch import Batch
-from minillm.checkpoint.weights import Weight, expected_shapes
 from minillm.config import ModelConfig
 from minillm.errors import CheckpointError
 from minillm.kv_cache import KVCache
@@ -23,6 +22,7 @@ from minillm.linear import Forms, choose_forms
 from minillm.norm import RMSNorm
 from minillm.profiler import NO_PARTS
 from minillm.rope import Rope, rotate
+from minillm.weights import Weight, expected_shapes
 
 
 class Transformer:

@@ -1,7 +1,7 @@
 """Rotary position embedding: each pair of a head's dimensions turns by an angle that grows with the position.
 
 The pair is (d, d + D/2), the "half-split" layout of Hugging Face checkpoints; GGUF files store neighbouring
-pairs, which `checkpoint.py` undoes when it reads them. Angles are computed in float32 from the positions of
+pairs, which `checkpoint/` undoes when it reads them. Angles are computed in float32 from the positions of
 the step itself, once for all layers: no table exists that a long sequence could overrun. Built in lesson 03,
 after RoFormer (Su et al. 2021, arXiv 2104.09864); the frequency scaling is that of Llama 3.1.
 """

@@ -19,10 +19,10 @@ from minillm.checkpoint import embedded
 from minillm.checkpoint.folder import PICKLE_SUFFIXES, download, read_folder
 from minillm.checkpoint.gguf_file import read_gguf
 from minillm.checkpoint.random_weights import CONFIGS, PREFIX, random_weights
-from minillm.checkpoint.weights import Weight
 from minillm.config import ModelConfig
 from minillm.errors import CheckpointError
 from minillm.tokenizer import Tokenizer
+from minillm.weights import Weight
 
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 

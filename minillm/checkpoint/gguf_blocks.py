@@ -15,8 +15,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from minillm.checkpoint.weights import Shape, Weight
 from minillm.quantize import GroupQuantized
+from minillm.weights import Shape, Weight
 
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 BLOCKS = {

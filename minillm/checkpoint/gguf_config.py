@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from minillm.checkpoint.weights import Shape
 from minillm.config import ModelConfig, RopeScaling
 from minillm.errors import CheckpointError, ConfigError
+from minillm.weights import Shape
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 LLAMA3_CONTEXT = 8192  # what Llama 3 saw before its RoPE was stretched; low and high factor are 1 and 4

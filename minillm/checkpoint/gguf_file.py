@@ -17,11 +17,11 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFValueTy
 
 from minillm.checkpoint.gguf_blocks import SUPPORTED, decode, unpermute
 from minillm.checkpoint.gguf_config import gguf_config
-from minillm.checkpoint.weights import LazyWeights, Weight, check_shapes
 from minillm.config import ModelConfig
 from minillm.errors import CheckpointError
 from minillm.quantize import GroupQuantized
 from minillm.tokenizer import Tokenizer
+from minillm.weights import LazyWeights, Weight, check_shapes
 
 # Hugging Face's name inside a layer -> GGUF's inside a block
 LAYER_NAMES = {

@@ -11,9 +11,9 @@ import hashlib
 
 import torch
 
-from minillm.checkpoint.weights import LazyWeights, expected_shapes
 from minillm.config import ModelConfig, RopeScaling
 from minillm.errors import CheckpointError
+from minillm.weights import LazyWeights, expected_shapes
 
 PREFIX = "random:"
 _TINY = dict(
