@@ -110,13 +110,14 @@ class Engine:
         self._parts = Parts(self._device_clock)
         self._jobs: dict[str, Job] = {}  # by request id of the caller
         self._job_of: dict[Request, tuple[Job, Sequence]] = {}
+        self._undelivered: list[StreamChunk] = []  # of a step that failed after others had ended in it
         self._num_added = 0
 
     # ---- the caller's side -------------------------------------------------------------------
 
     @property
     def has_work(self) -> bool:
-        return bool(self._jobs)
+        return bool(self._jobs or self._undelivered)
 
     def is_running(self, request_id: str) -> bool:
         return request_id in self._jobs
@@ -187,11 +188,13 @@ class Engine:
         """One forward pass over whatever the scheduler chose; what it added to each completion.
 
         If anything in it fails, its requests end with finish_reason "error", their blocks return to the
-        pool, and the error is raised: a MinillmError as it is, anything else as StepError.
+        pool, and the error is raised: a MinillmError as it is, anything else as StepError. Requests that had
+        just ended are not lost: the next step returns them.
         """
         self._check_open()
         step = self.scheduler.schedule(self.clock())
-        chunks = [self._chunk(request, "", []) for request in step.ended]
+        chunks = self._undelivered + [self._chunk(request, "", []) for request in step.ended]
+        self._undelivered = []
         if not step.scheduled:
             return chunks
         requests = [request for request, _ in step.scheduled]
@@ -200,6 +203,7 @@ class Engine:
         try:
             sampled, token_ids, logprobs = self._forward(step)
         except BaseException as error:
+            self._undelivered = chunks
             self._fail(requests)
             if isinstance(error, MinillmError) or not isinstance(error, Exception):
                 raise

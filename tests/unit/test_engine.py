@@ -167,6 +167,21 @@ def test_one_sequence_that_fills_every_block_ends_with_a_clear_length(tiny, sess
     run(engine, [[1, 2, 3]])
 
 
+def test_a_request_that_ended_in_a_step_that_fails_is_still_delivered(tiny, session_seed):
+    engine = make_engine(tiny, num_blocks=2)
+    fills_the_pool, waits = random_prompts(tiny, [20, 3], session_seed)
+    first = engine.make_request(fills_the_pool, SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True))
+    second = engine.make_request(waits, GREEDY)
+    engine.model = FailsAt(engine.model, 2 * 16 - 20 + 2, RuntimeError("device lost"))  # the second one's first step
+    engine.add(first)
+    engine.add(second)
+    with pytest.raises(StepError):
+        drain(engine)
+    assert second.finish_reason == "error" and first.stop_reason == "kv_cache_full"
+    assert engine.has_work and list(drain(engine)) == [first.request_id]
+    assert all_blocks_are_free(engine)
+
+
 def test_a_prompt_that_can_never_fit_is_refused_with_both_numbers(tiny):
     engine = make_engine(tiny, num_blocks=2)
     with pytest.raises(PromptError, match="3.*2|40.*32"):
