@@ -5,7 +5,8 @@ copying the context together first would cost more than the arithmetic. So each 
 tables of its share of the keys (`cpu_plan.py` makes equal shares): a tile of keys is widened to float32,
 scored against all heads, later the values the same way. Rows whose keys were shared out to several
 threads are merged by their log-sum-exp, as in Flash-Decoding. bfloat16 arrives as its uint16 bits.
-This file needs numba and is imported only where it is used. Read in lesson 11.
+Needs numba and is imported only where it is used. All of it stands in one file, because numba's cache on
+disk does not notice when an imported function changes. Read in lesson 11.
 """
 
 from __future__ import annotations
