@@ -14,7 +14,6 @@ import logging
 import os
 from collections.abc import Iterator
 
-import psutil
 import torch
 from tqdm import tqdm
 
@@ -22,13 +21,14 @@ from minillm.attention.choose import choose_attention
 from minillm.batch import Batch
 from minillm.block_pool import BlockPool
 from minillm.checkpoint import load
-from minillm.config import DTYPES, EngineConfig, SamplingParams
+from minillm.config import EngineConfig, SamplingParams
 from minillm.engine import Engine
-from minillm.errors import ConfigError, PromptError
-from minillm.kv_cache import KVCache, kv_bytes_per_block
+from minillm.errors import PromptError
+from minillm.kv_cache import KVCache
 from minillm.model import Transformer
 from minillm.outputs import RequestOutput, StreamChunk
 from minillm.request import Request
+from minillm.resources import choose_device, choose_dtype, choose_max_model_len, choose_num_blocks
 from minillm.sampler import Sampler
 from minillm.scheduler import make_scheduler
 
@@ -37,8 +37,6 @@ logger = logging.getLogger(__name__)
 Prompt = str | list[int]
 Message = dict[str, str]
 
-CPU_CACHE_SHARE = 0.25  # of the free memory
-CPU_CACHE_LIMIT = 1 << 30  # bytes
 SCORE_ROWS = 128  # LM-head rows at a time: 128 x 49,152 logits in fp32 are 25 MB
 
 
@@ -60,18 +58,18 @@ class LLM:
         self.config = config = EngineConfig.from_options(**options)
         self.reasons: dict[str, str] = {}
 
-        device = self._choose_device()
-        dtype = self._choose_dtype(device)
+        device, self.reasons["device"] = choose_device(config)
+        dtype, self.reasons["dtype"] = choose_dtype(config, device)
         attend, self.reasons["attention"] = choose_attention(device, dtype, config.attention)
 
         checkpoint = load(config.model, seed=config.seed)
         self.model_name = checkpoint.name
         self.tokenizer = checkpoint.tokenizer
         self.default_sampling_params = SamplingParams(**{"temperature": 0.0, **checkpoint.generation})
-        self.max_model_len = self._choose_max_model_len(checkpoint.config.max_position_embeddings)
+        self.max_model_len = choose_max_model_len(config, checkpoint.config)
         network = Transformer(checkpoint.config, checkpoint.weights, dtype, device, config.quantization)
 
-        num_blocks = self._choose_num_blocks(network)
+        num_blocks, self.reasons["kv_cache"] = choose_num_blocks(config, checkpoint.config, dtype, device)
         pool = BlockPool(num_blocks, config.block_size, config.enable_prefix_caching)
         self.engine = Engine(
             model=network,
@@ -216,88 +214,3 @@ class LLM:
 
     def __exit__(self, *exc_info) -> None:
         self.close()
-
-    # ---- what the options leave open ---------------------------------------------------------
-
-    def _choose_device(self) -> torch.device:
-        name = self.config.device
-        if name == "auto":
-            name = "cuda" if torch.cuda.is_available() else "cpu"
-            self.reasons["device"] = f"{name}: " + ("a CUDA GPU is there" if name == "cuda" else "no CUDA GPU is there")
-        else:
-            self.reasons["device"] = f"{name}: asked for"
-        try:
-            device = torch.device(name)
-        except RuntimeError as error:
-            raise ConfigError(f"device={name!r} is not a device PyTorch knows; use cpu or cuda") from error
-        if device.type == "mps":
-            raise ConfigError("device='mps' is not supported (no paged attention there); use device='cpu'")
-        if device.type not in ("cpu", "cuda"):
-            raise ConfigError(f"device={name!r} is not supported; use cpu or cuda")
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise ConfigError(f"device={name!r} but PyTorch sees no CUDA GPU; use device='cpu'")
-        return device
-
-    def _choose_dtype(self, device: torch.device) -> torch.dtype:
-        if self.config.dtype != "auto":
-            dtype = DTYPES[self.config.dtype]
-            if device.type == "cpu" and dtype is torch.float16:
-                raise ConfigError("dtype='float16' is not supported on a CPU; use bfloat16 or float32")
-            if device.type == "cuda" and dtype is torch.bfloat16 and torch.cuda.get_device_capability(device) < (8, 0):
-                raise ConfigError("dtype='bfloat16' is only emulated below compute capability 8.0; use float16")
-            self.reasons["dtype"] = f"{self.config.dtype}: asked for"
-        elif device.type == "cuda":
-            native = torch.cuda.get_device_capability(device) >= (8, 0)
-            dtype = torch.bfloat16 if native else torch.float16
-            self.reasons["dtype"] = f"{dtype}: compute capability " + ("8.0 or newer" if native else "below 8.0")
-        else:
-            native = cpu_multiplies_bfloat16()
-            dtype = torch.bfloat16 if native else torch.float32
-            self.reasons["dtype"] = f"{dtype}: this processor " + (
-                "multiplies bfloat16 natively" if native else "has no bfloat16 dot product"
-            )
-        return dtype
-
-    def _choose_max_model_len(self, trained: int) -> int:
-        wanted = self.config.max_model_len
-        if wanted is not None and wanted > trained:
-            raise ConfigError(f"max_model_len={wanted} is more than the {trained} positions the model was trained for")
-        return wanted or trained
-
-    def _choose_num_blocks(self, network: Transformer) -> int:
-        """KV blocks that fit: as asked, or a share of what memory is free after the weights are loaded."""
-        per_block = kv_bytes_per_block(network.config, self.config.block_size, network.dtype)
-        if self.config.num_kv_blocks is not None:
-            self.reasons["kv_cache"] = f"{self.config.num_kv_blocks} blocks: asked for"
-            return self.config.num_kv_blocks
-        if self.config.kv_cache_memory_bytes is not None:
-            budget, why = self.config.kv_cache_memory_bytes, "kv_cache_memory_bytes"
-        elif network.device.type == "cuda":
-            free, total = torch.cuda.mem_get_info(network.device)
-            budget = int(free - (1 - self.config.gpu_memory_utilization) * total - self._activation_bytes(network))
-            why = f"gpu_memory_utilization={self.config.gpu_memory_utilization}"
-        else:
-            budget = min(CPU_CACHE_LIMIT, int(CPU_CACHE_SHARE * psutil.virtual_memory().available))
-            why = "25% of free memory, at most 1 GiB"
-        num_blocks = budget // per_block
-        if num_blocks < 1:
-            raise ConfigError(
-                f"the KV cache may use {budget / 2**20:.1f} MiB ({why}), but one block of {self.config.block_size} "
-                f"tokens takes {per_block / 2**20:.1f} MiB; raise that limit or choose a smaller block_size"
-            )
-        self.reasons["kv_cache"] = f"{num_blocks} blocks of {per_block} bytes: {why}"
-        return num_blocks
-
-    def _activation_bytes(self, network: Transformer) -> int:
-        """A generous bound on one step's activations: the widest tensors alive at once, for a full budget."""
-        c, tokens = network.config, self.config.max_num_batched_tokens
-        heads = (c.num_attention_heads + 2 * c.num_key_value_heads) * c.head_dim
-        per_token = 4 * c.hidden_size + 3 * c.intermediate_size + 2 * heads
-        logits = 3 * self.config.max_num_seqs * c.vocab_size * 4
-        return tokens * per_token * network.dtype.itemsize + logits
-
-
-def cpu_multiplies_bfloat16() -> bool:
-    """Does this processor have bf16 dot products (AVX512-BF16 or AMX)? Elsewhere bf16 is emulated and slower."""
-    probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    return any(getattr(torch.cpu, name, bool)() for name in probes)

@@ -1,0 +1,104 @@
+"""What EngineConfig leaves open, chosen for this machine: device, dtype, length, KV blocks.
+
+Each function takes the config and returns its choice with the reason that `minillm doctor` prints.
+`llm.py` calls them in this order; the attention body is chosen in `attention/choose.py`.
+"""
+
+from __future__ import annotations
+
+import psutil
+import torch
+
+from minillm.config import DTYPES, EngineConfig, ModelConfig
+from minillm.errors import ConfigError
+from minillm.kv_cache import kv_bytes_per_block
+
+CPU_CACHE_SHARE = 0.25  # of the free memory
+CPU_CACHE_LIMIT = 1 << 30  # bytes
+
+
+def choose_device(config: EngineConfig) -> tuple[torch.device, str]:
+    """cuda where there is one, else the CPU. Raises ConfigError for a device that cannot be used."""
+    name = config.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+        reason = f"{name}: " + ("a CUDA GPU is there" if name == "cuda" else "no CUDA GPU is there")
+    else:
+        reason = f"{name}: asked for"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device={name!r} is not a device PyTorch knows; use cpu or cuda") from error
+    if device.type == "mps":
+        raise ConfigError("device='mps' is not supported (no paged attention there); use device='cpu'")
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device={name!r} is not supported; use cpu or cuda")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device={name!r} but PyTorch sees no CUDA GPU; use device='cpu'")
+    return device, reason
+
+
+def choose_dtype(config: EngineConfig, device: torch.device) -> tuple[torch.dtype, str]:
+    """bfloat16 where it is multiplied natively, else float16 on a GPU and float32 on a CPU."""
+    if config.dtype != "auto":
+        dtype = DTYPES[config.dtype]
+        if device.type == "cpu" and dtype is torch.float16:
+            raise ConfigError("dtype='float16' is not supported on a CPU; use bfloat16 or float32")
+        if device.type == "cuda" and dtype is torch.bfloat16 and torch.cuda.get_device_capability(device) < (8, 0):
+            raise ConfigError("dtype='bfloat16' is only emulated below compute capability 8.0; use float16")
+        return dtype, f"{config.dtype}: asked for"
+    if device.type == "cuda":
+        native = torch.cuda.get_device_capability(device) >= (8, 0)
+        dtype = torch.bfloat16 if native else torch.float16
+        return dtype, f"{dtype}: compute capability " + ("8.0 or newer" if native else "below 8.0")
+    native = cpu_multiplies_bfloat16()
+    dtype = torch.bfloat16 if native else torch.float32
+    what = "multiplies bfloat16 natively" if native else "has no bfloat16 dot product"
+    return dtype, f"{dtype}: this processor {what}"
+
+
+def choose_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+    """As asked, or all the positions that the model was trained for; more than those is refused."""
+    wanted, trained = config.max_model_len, model.max_position_embeddings
+    if wanted is not None and wanted > trained:
+        raise ConfigError(f"max_model_len={wanted} is more than the {trained} positions the model was trained for")
+    return wanted or trained
+
+
+def choose_num_blocks(
+    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> tuple[int, str]:
+    """KV blocks that fit: as asked, or a share of what memory is free. Call it after the weights are loaded."""
+    per_block = kv_bytes_per_block(model, config.block_size, dtype)
+    if config.num_kv_blocks is not None:
+        return config.num_kv_blocks, f"{config.num_kv_blocks} blocks: asked for"
+    if config.kv_cache_memory_bytes is not None:
+        budget, why = config.kv_cache_memory_bytes, "kv_cache_memory_bytes"
+    elif device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        budget = int(free - (1 - config.gpu_memory_utilization) * total - activation_bytes(config, model, dtype))
+        why = f"gpu_memory_utilization={config.gpu_memory_utilization}"
+    else:
+        budget = min(CPU_CACHE_LIMIT, int(CPU_CACHE_SHARE * psutil.virtual_memory().available))
+        why = "25% of free memory, at most 1 GiB"
+    num_blocks = budget // per_block
+    if num_blocks < 1:
+        raise ConfigError(
+            f"the KV cache may use {budget / 2**20:.1f} MiB ({why}), but one block of {config.block_size} tokens "
+            f"takes {per_block / 2**20:.1f} MiB; raise that limit or choose a smaller block_size"
+        )
+    return num_blocks, f"{num_blocks} blocks of {per_block} bytes: {why}"
+
+
+def activation_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
+    """A generous bound on one step's activations: the widest tensors alive at once, for a full budget."""
+    heads = (model.num_attention_heads + 2 * model.num_key_value_heads) * model.head_dim
+    per_token = 4 * model.hidden_size + 3 * model.intermediate_size + 2 * heads
+    logits = 3 * config.max_num_seqs * model.vocab_size * 4
+    return config.max_num_batched_tokens * per_token * dtype.itemsize + logits
+
+
+def cpu_multiplies_bfloat16() -> bool:
+    """Does this processor have bf16 dot products (AVX512-BF16 or AMX)? Elsewhere bf16 is emulated and slower."""
+    probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, name, bool)() for name in probes)
