@@ -63,7 +63,8 @@ def main() -> None:
         n = context if phase == "prefill" else 1
         row = {"phase": phase, "requests": requests, "context": context}
         row |= measure(model, attend, [(n, context)] * requests, options.repeats)
-        row["of_roof"] = least_seconds(model, [(n, context)] * requests, roofs) * 1e6 / row["whole"]
+        least = least_seconds(model, [(n, context)] * requests, roofs) * 1e6
+        row["of_roof"] = round(least / row["whole"], 3)
         result["steps"].append(row)
         label = f"{phase} {requests} x {n} at {context}"
         print(f"{label:22}" + "".join(f"{row[name]:11,.0f}" for name in COLUMNS) + f"{row['of_roof']:11.0%}")
@@ -94,7 +95,7 @@ def measure(model: Transformer, attend, sequences: list[tuple[int, int]], repeat
     for name in PARTS[:-1]:
         row[name] = statistics.median(seconds[name] for seconds in profiled) * 1e6
     row["other"] = row["whole"] - sum(row[name] for name in PARTS[:-1])
-    return row
+    return {name: round(microseconds, 1) for name, microseconds in row.items()}
 
 
 def least_seconds(model: Transformer, sequences: list[tuple[int, int]], roofs: dict[str, float]) -> float:

@@ -17,6 +17,7 @@ def show_code(thing) -> None:
 
 
 def as_markdown(thing) -> str:
+    thing = inspect.unwrap(thing) if callable(thing) else thing  # the method, not torch's decorator around it
     lines, first = inspect.getsourcelines(thing)
     path = Path(inspect.getsourcefile(thing)).resolve()
     name = path.relative_to(PROJECT).as_posix() if path.is_relative_to(PROJECT) else path.name
