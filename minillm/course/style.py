@@ -47,7 +47,6 @@ RC = {
     "hatch.linewidth": 0.7,
     "legend.frameon": False,
     "legend.fontsize": 8.5,
-    "svg.hashsalt": "minillm",
 }
 
 
