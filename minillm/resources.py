@@ -84,8 +84,8 @@ def choose_num_blocks(
     num_blocks = budget // per_block
     if num_blocks < 1:
         raise ConfigError(
-            f"the KV cache may use {budget / 2**20:.1f} MiB ({why}), but one block of {config.block_size} tokens "
-            f"takes {per_block / 2**20:.1f} MiB; raise that limit or choose a smaller block_size"
+            f"the KV cache may use {budget:,} bytes ({why}), but one block of {config.block_size} tokens takes "
+            f"{per_block:,}; raise that limit or choose a smaller block_size"
         )
     return num_blocks, f"{num_blocks} blocks of {per_block} bytes: {why}"
 
