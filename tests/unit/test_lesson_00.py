@@ -80,6 +80,36 @@ def test_the_pronouns_look_where_the_lesson_says(llm):
     assert looked_at == [" cat", " dog"]
 
 
+SUBJECTS = {  # the grammatical subject; in the last two the pronoun means the other noun
+    "The boat left the harbour because it was late.": "boat",
+    "The teacher opened the window because she was warm.": "teacher",
+    "The horse jumped over the fence because it was scared.": "horse",
+    "The train passed the station because it was full.": "train",
+    "The boy dropped the glass because he was tired.": "boy",
+    "The bird landed on the roof because it was hungry.": "bird",
+    "The old man read the letter because he was curious.": "man",
+    "The ship reached the island because it was fast.": "ship",
+    "My sister closed the door because she was cold.": "sister",
+    "The dog chased the ball until it was tired.": "dog",
+    "The dog chased the ball because it was round.": "dog",
+    "The woman bought the lamp because it was cheap.": "woman",
+}
+
+
+def test_the_head_looks_at_the_subject_as_often_as_the_lesson_says(llm):
+    """Sentences that were written after the head had been picked, so that the count is not the picking."""
+    found = {}
+    for sentence in SUBJECTS:
+        tokens, maps = probe.attention_maps(llm, sentence)
+        names = [token.strip() for token in tokens]
+        pronoun = next(i for i, name in enumerate(names) if name in ("it", "he", "she"))
+        found[sentence] = names[int(maps[13, 8, pronoun].argmax())]
+    assert sum(found[sentence] == subject for sentence, subject in SUBJECTS.items()) == 10
+    assert len(SUBJECTS) == 12 and "twelve other sentences it looked at the subject in ten" in CELLS["map-more"].source
+    wrong = "The dog chased the ball because it was round."
+    assert wrong in CELLS["map-box"].source and found[wrong] == "dog"
+
+
 def test_pairs_overtake_where_the_lesson_says():
     assert quadratic_crossover(load("smollm2-135m-instruct").config) == 6144
     assert "3,538,944 weights per layer / 576 = 6,144 tokens" in CELLS["growth"].outputs[0].text
