@@ -47,9 +47,9 @@ def test_the_embedded_model_is_that_of_transformers(embedded):
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("quantization, chunk", [("none", None), ("auto", None), ("auto", 1)])
+@pytest.mark.parametrize("quantization, chunk", [("none", None), ("auto", None), ("auto", 1), ("auto", 3)])
 def test_the_embedded_model_in_bfloat16_stays_close(embedded, quantization, chunk):
-    """Packed matrices, and with one row at a time the 4-bit codes of the file."""
+    """Packed matrices, and with one or three rows at a time the 4-bit codes of the file."""
     checkpoint, ids, expected = embedded
     model = Transformer(checkpoint.config, checkpoint.weights, torch.bfloat16, quantization=quantization)
     found = run(model, ids, chunk)
