@@ -71,7 +71,8 @@ class Engine:
         return bool(self._jobs or self._undelivered)
 
     def is_running(self, request_id: str) -> bool:
-        return request_id in self._jobs
+        """Is anything of this request still to come?"""
+        return request_id in self._jobs or any(chunk.request_id == request_id for chunk in self._undelivered)
 
     def make_request(
         self, prompt: str | list[int], params: SamplingParams, request_id: str | None = None, *, chat: bool = False

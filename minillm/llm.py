@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import deque
 from collections.abc import Iterator
 
 import torch
@@ -23,7 +24,7 @@ from minillm.block_pool import BlockPool
 from minillm.checkpoint import load
 from minillm.config import EngineConfig, SamplingParams
 from minillm.engine import Engine
-from minillm.errors import PromptError
+from minillm.errors import ConfigError, PromptError
 from minillm.kv_cache import KVCache
 from minillm.model import Transformer
 from minillm.outputs import RequestOutput, StreamChunk
@@ -57,6 +58,7 @@ class LLM:
             options["model"] = os.environ["MINILLM_MODEL"]
         self.config = config = EngineConfig.from_options(**options)
         self.reasons: dict[str, str] = {}
+        self._mailboxes: dict[str, deque[StreamChunk | Exception]] = {}  # by request id, one for each open stream
 
         device, self.reasons["device"] = choose_device(config)
         dtype, self.reasons["dtype"] = choose_dtype(config, device)
@@ -130,44 +132,77 @@ class LLM:
         chat = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], dict)
         if chat:
             prompt = self.tokenizer.apply_chat_template(prompt)
-        request = self.engine.make_request(prompt, sampling_params or self.default_sampling_params, chat=chat)
-        return self._stream(request, profile)
+        (params,) = self._params(sampling_params, 1)
+        return self._stream(self.engine.make_request(prompt, params, chat=chat), profile)
 
     def _stream(self, request: Request, profile: bool) -> Iterator[StreamChunk]:
         self.engine.profile = profile
         self.engine.add(request)
+        mailbox = self._mailboxes[request.request_id] = deque()
         try:
-            while self.engine.is_running(request.request_id):
-                yield from (c for c in self.engine.step() if c.request_id == request.request_id)
+            while mailbox or self.engine.is_running(request.request_id):
+                if not mailbox:
+                    self._step()
+                elif isinstance(mailbox[0], Exception):
+                    raise mailbox[0]
+                else:
+                    yield mailbox.popleft()
         finally:
+            del self._mailboxes[request.request_id]
             self.engine.abort(request.request_id)
             self.engine.profile = False
 
-    def _run(self, prompts, sampling_params, use_tqdm: bool, profile: bool, chat: bool) -> list[RequestOutput]:
+    def _step(self) -> list[StreamChunk]:
+        """One step of the engine. Open streams find their chunks, or their error, in their mailboxes, whoever
+        drives the engine: another stream, or a `generate` between two of their pieces.
+        """
+        open_streams = [name for name in self._mailboxes if self.engine.is_running(name)]
+        try:
+            chunks = self.engine.step()
+        except Exception as error:
+            for name in open_streams:
+                if not self.engine.is_running(name):
+                    self._mailboxes[name].append(error)
+            raise
+        for chunk in chunks:
+            if chunk.request_id in self._mailboxes:
+                self._mailboxes[chunk.request_id].append(chunk)
+        return chunks
+
+    def _params(self, sampling_params, count: int) -> list[SamplingParams]:
+        """One SamplingParams for each of `count` prompts. Raises PromptError or ConfigError."""
         params = sampling_params or self.default_sampling_params
-        params = list(params) if isinstance(params, (list, tuple)) else [params] * len(prompts)
-        if len(params) != len(prompts):
-            raise PromptError(f"{len(prompts)} prompts but {len(params)} sampling_params; give one, or one for each")
+        params = list(params) if isinstance(params, (list, tuple)) else [params] * count
+        if len(params) != count:
+            raise PromptError(f"{count} prompts but {len(params)} sampling_params; give one, or one for each")
+        for wrong in (p for p in params if not isinstance(p, SamplingParams)):
+            raise ConfigError(
+                f"sampling_params must be SamplingParams, not {type(wrong).__name__}: SamplingParams(...)"
+            )
+        return params
+
+    def _run(self, prompts, sampling_params, use_tqdm: bool, profile: bool, chat: bool) -> list[RequestOutput]:
+        params = self._params(sampling_params, len(prompts))
         requests = [self.engine.make_request(p, s, chat=chat) for p, s in zip(prompts, params, strict=True)]
         for request in requests:
             self.engine.scheduler.check(request)
 
-        outputs: dict[str, RequestOutput] = {}
+        outputs: dict[str, RequestOutput | None] = {request.request_id: None for request in requests}
         self.engine.profile = profile
         try:
             for request in requests:
                 self.engine.add(request)
             with tqdm(total=len(requests), desc="generate", unit="prompt", disable=not use_tqdm) as bar:
-                while len(outputs) < len(requests):
-                    for chunk in self.engine.step():
-                        if chunk.output is not None:
+                while not all(outputs.values()):
+                    for chunk in self._step():
+                        if chunk.output is not None and chunk.request_id in outputs:
                             outputs[chunk.request_id] = chunk.output
                             bar.update()
         finally:
             for request in requests:
                 self.engine.abort(request.request_id)
             self.engine.profile = False
-        return [outputs[r.request_id] for r in requests]
+        return list(outputs.values())
 
     @torch.inference_mode()
     def score(self, prompt: Prompt) -> list[float]:

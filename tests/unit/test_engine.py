@@ -275,6 +275,31 @@ def test_stream_and_generate_give_the_same_text_and_tokens():
         assert chunks[-1].output.outputs[0].text == whole.text
 
 
+def test_streams_that_take_turns_and_a_generate_between_them_lose_nothing():
+    with LLM("random:tiny", dtype="float32") as llm:
+        prompts = [[5, 6, 7], [8, 9], [10]]
+        expected = [o.outputs[0].token_ids for o in llm.generate(prompts, GREEDY, use_tqdm=False)]
+        first, second = (llm.stream(prompt, GREEDY) for prompt in prompts[:2])
+        got = [list(next(first).token_ids), list(next(second).token_ids)]
+        got[1] += [t for _ in range(3) for t in next(second).token_ids]
+        third = llm.generate(prompts[2], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+        got[1] += [t for chunk in second for t in chunk.token_ids]
+        got[0] += [t for chunk in first for t in chunk.token_ids]
+        assert [*got, third] == expected
+        assert all_blocks_are_free(llm.engine) and not llm._mailboxes
+
+
+def test_a_step_that_fails_is_reported_to_every_stream_that_lost_its_request():
+    with LLM("random:tiny", dtype="float32") as llm:
+        first, second = (llm.stream(prompt, GREEDY) for prompt in ([5, 6, 7], [8, 9]))
+        next(first), next(second)
+        llm.engine.model = FailsAt(llm.engine.model, 1, RuntimeError("device lost"))
+        for stream in (second, first):
+            with pytest.raises(StepError, match="device lost"):
+                list(stream)
+        assert all_blocks_are_free(llm.engine) and not llm._mailboxes
+
+
 # ---- metrics and profile -------------------------------------------------------------------------
 
 

@@ -186,3 +186,5 @@ def test_a_missing_folder_a_text_file_and_an_empty_folder_are_refused(tmp_path):
 def test_prompts_and_params_must_match_in_number(llm):
     with pytest.raises(MinillmError, match="2 prompts but 1"):
         llm.generate(["a", "b"], [GREEDY], use_tqdm=False)
+    with pytest.raises(ConfigError, match="not dict"):
+        llm.generate("a", {"temperature": 0}, use_tqdm=False)
