@@ -64,7 +64,7 @@ def _ids(llm, rng: random.Random, n: int) -> list[int]:
 
 
 def _timed(llm, prompts: list[list[int]], max_tokens: list[int]):
-    llm.engine.scheduler.block_pool.reset_prefix_cache()
+    llm.reset_prefix_cache()
     params = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in max_tokens]
     start = time.perf_counter()
     outputs = llm.generate(prompts, params, use_tqdm=False)

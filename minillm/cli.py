@@ -172,7 +172,7 @@ def run_demo(args) -> None:
     messages = [{"role": "user", "content": args.question}]
     with _open_llm(args) as llm:
         llm.chat(messages, SamplingParams(temperature=0.0, max_tokens=2), use_tqdm=False)  # warm up once
-        llm.engine.scheduler.block_pool.reset_prefix_cache()  # and do not let the prefix cache answer for it
+        llm.reset_prefix_cache()  # and do not let the prefix cache answer for it
         print(f"question  {args.question}\nanswer    ", end="", flush=True)
         output = None
         for chunk in llm.stream(messages, SamplingParams(temperature=0.0, max_tokens=64), profile=True):

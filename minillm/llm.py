@@ -238,6 +238,10 @@ class LLM:
         """End a running request; its blocks are free when this returns. None if it is not running."""
         return self.engine.abort(request_id)
 
+    def reset_prefix_cache(self) -> None:
+        """Forget what was computed for earlier prompts, so that the next one is computed from its first token."""
+        self.engine.scheduler.block_pool.reset_prefix_cache()
+
     def close(self) -> None:
         """Give the memory back. Further calls raise EngineClosedError."""
         self.engine.close()

@@ -57,7 +57,7 @@ def test_the_maps_are_the_softmax_of_the_scores_that_the_engine_used(llm):
 
     llm.engine.attend = watch
     try:
-        llm.engine.scheduler.block_pool.reset_prefix_cache()
+        llm.reset_prefix_cache()
         llm.generate(text, SamplingParams(temperature=0.0, max_tokens=1), use_tqdm=False)
     finally:
         llm.engine.attend = attend

@@ -109,7 +109,7 @@ def test_a_stop_string_never_leaks_into_the_stream(llm):
 def test_a_repeated_prompt_is_found_in_the_prefix_cache_and_gives_the_same_tokens(llm):
     prompt = " ".join(PROMPTS)
     n = len(llm.tokenizer.encode(prompt))
-    llm.engine.scheduler.block_pool.reset_prefix_cache()
+    llm.reset_prefix_cache()
     cold, hit = (llm.generate(prompt, GREEDY, use_tqdm=False)[0] for _ in range(2))
     assert (cold.num_cached_tokens, hit.num_cached_tokens) == (0, (n - 1) // 16 * 16)
     assert hit.outputs[0].token_ids == cold.outputs[0].token_ids
