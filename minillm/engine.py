@@ -87,15 +87,11 @@ class Engine:
         if isinstance(prompt, str):
             ids = self.tokenizer.encode(prompt, add_special_tokens=not chat)
         elif isinstance(prompt, (list, tuple)):
-            ids = list(prompt)
+            ids = self.tokenizer.check_ids(prompt)
         else:
             raise PromptError(f"a prompt is text or a list of token ids, not {type(prompt).__name__}")
         if not ids:
             raise PromptError("the prompt is empty; give at least one token")
-        vocab_size = self.model.config.vocab_size
-        for token in ids:
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
-                raise PromptError(f"prompt token {token!r} is not an id in [0, {vocab_size})")
         if request_id is None:
             request_id = f"request-{self._num_added}"
             self._num_added += 1
