@@ -1,0 +1,1 @@
+"""What every exercise is checked against, one module each: its `TASKS`. Oracles here know nothing of the engine."""
