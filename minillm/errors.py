@@ -42,6 +42,10 @@ class NumericsError(MinillmError):
     """The model produced NaN where a number was needed, so no token can be chosen."""
 
 
+class GradeError(MinillmError):
+    """A notebook, a task or a saved solution of the course cannot be read, found or run."""
+
+
 class StepError(MinillmError):
     """A forward pass failed. The requests in it were ended and their blocks returned.
 
