@@ -10,7 +10,7 @@ al. 2023, arXiv 2309.06180) and vLLM's automatic prefix caching.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from minillm.errors import BlockPoolError, ConfigError
@@ -45,14 +45,23 @@ class BlockPool:
 
     A published block stays findable after it was freed, until it is allocated again. Hits are exact: a
     block is reused only for the same tokens behind the same prefix.
+
+    hash_fn  (parent's hash, tokens of one block) -> hash; None: `hash_block`
     """
 
-    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True):
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_caching: bool = True,
+        hash_fn: Callable[[int, tuple[int, ...]], int] | None = None,
+    ):
         if num_blocks < 1 or block_size < 1:
             raise ConfigError(f"num_kv_blocks={num_blocks} and block_size={block_size} must both be at least 1")
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
+        self._hash_block = hash_fn or hash_block
         self._ref_counts = [0] * num_blocks
         self._free = OrderedDict.fromkeys(range(num_blocks))  # an ordered set: next to be allocated first
         self._published: dict[int, Publication] = {}  # by block
@@ -142,7 +151,7 @@ class BlockPool:
             searchable = (len(token_ids) - 1) // self.block_size * self.block_size
             for start in range(0, searchable, self.block_size):
                 tokens = tuple(token_ids[start : start + self.block_size])
-                block = self._find(key[0], tokens, hash_block(key[1], tokens))
+                block = self._find(key[0], tokens, self._hash_block(key[1], tokens))
                 if block is None:
                     break
                 blocks.append(block)
@@ -162,7 +171,7 @@ class BlockPool:
         for index in range(request.num_published_blocks, request.num_computed_tokens // size):
             serial, parent_hash = request.prefix_key
             tokens = tuple(request.token_ids[index * size : (index + 1) * size])
-            key = hash_block(parent_hash, tokens)
+            key = self._hash_block(parent_hash, tokens)
             block = self._find(serial, tokens, key)
             if block is None:
                 block = request.block_table[index]

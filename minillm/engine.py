@@ -34,6 +34,7 @@ class Engine:
     attend        the attention body, see minillm/attention
     max_model_len most tokens of one sequence, prompt and completion together
     clock         seconds, monotonic
+    make_batch    (step, block_size, device) -> Batch
     profile       measure the parts of each TTFT (slower on a GPU, where each part waits for the device)
     """
 
@@ -47,6 +48,7 @@ class Engine:
         attend,
         max_model_len: int,
         clock: Callable[[], float] = time.perf_counter,
+        make_batch: Callable[..., Batch] = Batch.from_step,
     ):
         self.model = model
         self.tokenizer = tokenizer
@@ -56,6 +58,7 @@ class Engine:
         self.attend = attend
         self.max_model_len = max_model_len
         self.clock = clock
+        self.make_batch = make_batch
         self.profile = False
         self.closed = False
         self._parts = Parts(self._device_clock)
@@ -164,7 +167,7 @@ class Engine:
     def _forward(self, step) -> tuple[list[Request], list[int], list]:
         """Run the model and choose a token for every request whose last token is now computed."""
         parts = self._parts if self.profile else NO_PARTS
-        batch = Batch.from_step(step, self.kv_cache.block_size, self.model.device)
+        batch = self.make_batch(step, self.kv_cache.block_size, self.model.device)
         self.kv_cache.copy_blocks(step.block_copies)
         logits = self.model.forward(batch, self.kv_cache, self.attend, parts)
         self.scheduler.commit(step)
