@@ -1,31 +1,42 @@
-"""What a forward pass costs before it runs: FLOPs, bytes, and the time that a roofline allows it.
+"""What a forward pass costs before it runs: FLOPs and bytes of every operation.
 
-Sums over a ModelConfig, no tensors. One multiply-add counts as two FLOPs; norms, RoPE, softmax and
-activations are left out, because they are under 2% of the arithmetic. A step is described by its
-sequences, each (n, context): n tokens computed now, context tokens in the cache afterwards; a prefill is
-(n, n), a decode (1, context). Lesson 04; the roofline is Williams et al. 2009.
+Sums over a ModelConfig, no tensors. How long that takes on a device is `roofline.py`'s business, what has to be
+held in memory `memory.py`'s. One multiply-add counts as two FLOPs; norms, RoPE, softmax and activations are left
+out: under 2% of the arithmetic. A step is described by its sequences, each (n, context): n tokens computed now,
+context tokens in the cache afterwards; a prefill is (n, n), a chunk (n, more than n), a decode (1, context).
+Lesson 04.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import ceil
 
 from minillm.config import ModelConfig
-from minillm.devices import Device
 
 Sequences = Iterable[tuple[int, int]]  # (tokens computed now, context afterwards)
+NAIVE_PASSES = 6  # over the scores: written; read and written by the mask; so by the softmax; read to mix the values
 
 
 # ---- FLOPs ---------------------------------------------------------------------------------------
 
 
+def layer_matrices(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """(inputs, outputs) of the matrices of one layer, stacked as the model stacks them."""
+    e, f, d = config.hidden_size, config.intermediate_size, config.head_dim
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    return {
+        "qkv": (e, (heads + 2 * kv_heads) * d),
+        "output": (heads * d, e),
+        "gate and up": (e, 2 * f),
+        "down": (f, e),
+    }
+
+
 def layer_parameters(config: ModelConfig) -> int:
     """Weights of the matrices of one layer, the ones that every token is multiplied with."""
-    c, d = config, config.head_dim
-    attention = c.hidden_size * d * (2 * c.num_attention_heads + 2 * c.num_key_value_heads)
-    return attention + 3 * c.hidden_size * c.intermediate_size
+    return sum(inputs * outputs for inputs, outputs in layer_matrices(config).values())
 
 
 def linear_flops(config: ModelConfig, num_tokens: int) -> int:
@@ -38,21 +49,22 @@ def visible_pairs(n: int, context: int, causal: bool = True, window: int | None 
     if not causal:
         return n * context
     pairs = n * (context - n) + n * (n + 1) // 2  # row i sees context - n + i + 1 keys
-    if window is not None:
-        hidden = [max(0, context - n + i + 1 - window) for i in range(n)]
-        pairs -= sum(hidden)
+    if window is not None and context > window:
+        hidden = context - window  # keys that the last row no longer sees; one fewer for each row before it
+        rows = min(n, hidden)
+        pairs -= rows * (2 * hidden - rows + 1) // 2
     return pairs
 
 
 def attention_flops(config: ModelConfig, sequences: Sequences, causal: bool = True) -> int:
     """Scores and weighted values of all layers: 4 x H x D FLOPs for each visible pair."""
     sequences = list(sequences)
-    per_pair = 4 * config.num_attention_heads * config.head_dim
-    total = 0
-    for layer in range(config.num_hidden_layers):
-        window = config.layer_window(layer)
-        total += per_pair * sum(visible_pairs(n, context, causal, window) for n, context in sequences)
-    return total
+    pairs = sum(
+        layers * visible_pairs(n, context, causal, window)
+        for window, layers in _layers_by_window(config).items()
+        for n, context in sequences
+    )
+    return 4 * config.num_attention_heads * config.head_dim * pairs
 
 
 def lm_head_flops(config: ModelConfig, num_rows: int) -> int:
@@ -68,9 +80,11 @@ def step_flops(config: ModelConfig, sequences: Sequences, num_sampled: int | Non
     return linear_flops(config, tokens) + attention_flops(config, sequences, causal) + lm_head_flops(config, rows)
 
 
-def quadratic_crossover(config: ModelConfig) -> float:
-    """Prompt length where causal attention costs what all projections cost: parameters of a layer / (H x D)."""
-    return layer_parameters(config) / (config.num_attention_heads * config.head_dim)
+def quadratic_crossover(config: ModelConfig, causal: bool = True) -> float:
+    """Prompt length where attention costs what all projections cost: parameters of a layer / (H x D) when causal,
+    half of that for a kernel that computes the full square."""
+    length = layer_parameters(config) / (config.num_attention_heads * config.head_dim)
+    return length if causal else length / 2
 
 
 # ---- bytes ---------------------------------------------------------------------------------------
@@ -91,70 +105,96 @@ def score_bytes(config: ModelConfig, n: int, bytes_per_value: float = 2) -> floa
     return config.num_attention_heads * n * n * bytes_per_value
 
 
-def step_bytes(config: ModelConfig, sequences: Sequences, bytes_per_value: float = 2) -> float:
+@dataclass(frozen=True)
+class Operation:
+    """One kind of work of a step, summed over the layers that do it.
+
+    weights      bytes of matrices, each read once
+    kv           bytes of the cache that are read and written
+    scores       bytes of score matrices that travel to memory and back, none in a fused kernel
+    activations  bytes of rows in and out, if none of them stayed in an on-chip cache; not part of `bytes`
+    """
+
+    name: str
+    flops: float
+    weights: float = 0
+    kv: float = 0
+    scores: float = 0
+    activations: float = 0
+
+    @property
+    def bytes(self) -> float:
+        """The least traffic: weights, cache, scores."""
+        return self.weights + self.kv + self.scores
+
+
+def operations(
+    config: ModelConfig,
+    sequences: Sequences,
+    bytes_per_value: float = 2,
+    num_sampled: int | None = None,
+    naive: bool = False,
+) -> list[Operation]:
+    """Every operation of one pass, in the order of the model.
+
+    num_sampled  rows that reach the LM head; by default one for each sequence, none for a chunk that is not the last
+    naive        attention computes the full square and sends its scores through memory
+    """
+    sequences, layers = list(sequences), config.num_hidden_layers
+    tokens = sum(n for n, _ in sequences)
+    rows = len(sequences) if num_sampled is None else num_sampled
+
+    def product(name: str, inputs: int, outputs: int, rows: int, times: int) -> Operation:
+        size = inputs * outputs * times
+        moved = (inputs + outputs) * rows * times
+        return Operation(name, 2 * size * rows, size * bytes_per_value, activations=moved * bytes_per_value)
+
+    done = {name: product(name, *shape, tokens, layers) for name, shape in layer_matrices(config).items()}
+    head = [product("LM head", config.hidden_size, config.vocab_size, rows, 1)] if rows else []
+    return [done["qkv"], _attention(config, sequences, bytes_per_value, naive), *list(done.values())[1:], *head]
+
+
+def _attention(config: ModelConfig, sequences: list[tuple[int, int]], bytes_per_value: float, naive: bool) -> Operation:
+    """K and V of each visible token are read, those of the new ones written; a window shortens what is read."""
+    written = config.num_hidden_layers * sum(n for n, _ in sequences)
+    read = sum(
+        layers * sum(context if window is None else min(context, window + n - 1) for n, context in sequences)
+        for window, layers in _layers_by_window(config).items()
+    )
+    pairs = config.num_hidden_layers * sum(n * context for n, context in sequences) if naive else 0
+    rows = 2 * config.num_attention_heads * config.head_dim * written  # q in, the mix out
+    return Operation(
+        "attention",
+        attention_flops(config, sequences, causal=not naive),
+        kv=2 * config.num_key_value_heads * config.head_dim * (read + written) * bytes_per_value,
+        scores=NAIVE_PASSES * config.num_attention_heads * pairs * bytes_per_value,
+        activations=rows * bytes_per_value,
+    )
+
+
+def _layers_by_window(config: ModelConfig) -> dict[int | None, int]:
+    if config.sliding_window is None:
+        return {None: config.num_hidden_layers}
+    return Counter(config.layer_window(layer) for layer in range(config.num_hidden_layers))
+
+
+def step_bytes(
+    config: ModelConfig, sequences: Sequences, bytes_per_value: float = 2, num_sampled: int | None = None
+) -> float:
     """Least traffic of one pass: every weight once, the cached context read, the new K and V written.
 
     Embedding rows and activations are left out: under 1% of a decode's bytes, and a fused kernel keeps most of a
     prefill's in cache.
     """
-    sequences = list(sequences)
-    matrices = layer_parameters(config) * config.num_hidden_layers + config.hidden_size * config.vocab_size
-    moved = sum(context + n for n, context in sequences)
-    return matrices * bytes_per_value + kv_bytes_per_token(config, bytes_per_value) * moved
+    return sum(op.bytes for op in operations(config, sequences, bytes_per_value, num_sampled))
 
 
 def intensity(config: ModelConfig, sequences: Sequences, bytes_per_value: float = 2) -> float:
-    """FLOPs per byte of one pass: how often each byte that is loaded gets used."""
+    """FLOPs per byte of one pass."""
     sequences = list(sequences)
     return step_flops(config, sequences) / step_bytes(config, sequences, bytes_per_value)
 
 
-# ---- time ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Roofline:
-    """Seconds that one pass takes if the slower of arithmetic and memory is the only limit."""
-
-    flops: float
-    bytes: float
-    compute_s: float
-    memory_s: float
-
-    @property
-    def seconds(self) -> float:
-        return max(self.compute_s, self.memory_s)
-
-    @property
-    def bound(self) -> str:
-        return "compute" if self.compute_s >= self.memory_s else "memory"
-
-
-def roofline(
-    config: ModelConfig,
-    sequences: Sequences,
-    device: Device,
-    dtype: str = "float16",
-    compute_efficiency: float = 1.0,
-    memory_efficiency: float = 1.0,
-) -> Roofline:
-    """One pass on a device. The efficiencies are the shares of the two peaks that real kernels reach."""
-    sequences = list(sequences)
-    bytes_per_value = 1 if dtype == "float8" else 2
-    flops, moved = step_flops(config, sequences), step_bytes(config, sequences, bytes_per_value)
-    return Roofline(
-        flops,
-        moved,
-        flops / (device.peak(dtype) * compute_efficiency),
-        moved / (device.bandwidth * memory_efficiency),
-    )
-
-
-def attention_tiles(num_heads: int, n: int, block_m: int = 128) -> int:
-    """Independent pieces of one layer's prefill attention: heads x ceil(n / BLOCK_M)."""
-    return num_heads * ceil(n / block_m)
-
-
-def waves(num_tiles: int, device: Device) -> int:
-    """Rounds in which a device works through its tiles, one tile on each SM at a time."""
-    return ceil(num_tiles / device.num_sms)
+def reuse(config: ModelConfig, sequences: Sequences, bytes_per_value: float = 2) -> float:
+    """How often each value that is loaded takes part in a multiply-add: 1 means every byte is used once."""
+    return intensity(config, sequences, bytes_per_value) * bytes_per_value / 2

@@ -1,11 +1,12 @@
 """Datasheet peaks of the GPUs that the course talks about, each row with the document it was read from.
 
 Dense numbers: vendors also print doubled ones for 2:4 sparsity. A device that is not listed has to be
-measured in place. How the peaks are used is `costs.py`'s business. Lesson 04.
+measured in place, which `machine.py` does. How the peaks are used is `roofline.py`'s business. Lesson 04.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from minillm.errors import ConfigError
@@ -20,8 +21,9 @@ class Device:
     flops          floating point operations per second by type: "float16" (also bfloat16 from 8.0 on), "float8"
     bandwidth      bytes per second to and from its memory
     memory         bytes
-    num_sms        streaming multiprocessors: thread blocks that run at once if each fills one
-    shared_memory  bytes that one thread block may use
+    num_sms        streaming multiprocessors: thread blocks that run at once if each fills one; a processor's threads
+    shared_memory  bytes that one thread block may use; 0 where there is no such thing
+    source         the document, or "measured here"
     """
 
     name: str
@@ -35,7 +37,8 @@ class Device:
 
     def peak(self, dtype: str = "float16") -> float:
         """FLOP/s in this type. Raises ConfigError when the device has no units for it."""
-        kind = "float16" if dtype == "bfloat16" and self.compute_capability >= (8, 0) else dtype
+        same = dtype == "bfloat16" and dtype not in self.flops and self.compute_capability >= (8, 0)
+        kind = "float16" if same else dtype
         if kind not in self.flops:
             raise ConfigError(f"{self.name} has no native {dtype}; it has {', '.join(self.flops)}")
         return self.flops[kind]
@@ -67,8 +70,27 @@ DEVICES = {
 }
 
 
+GPU_NAMES = {  # what the driver calls them; other forms of the same chip (PCIe, NVL, laptop) have other peaks
+    "T4": r"Tesla T4",
+    "L4": r"NVIDIA L4",
+    "A100-40GB": r"(NVIDIA )?A100-SXM4-40GB",
+    "A100-80GB": r"(NVIDIA )?A100-SXM4?-80GB",
+    "RTX3090": r"(NVIDIA )?GeForce RTX 3090",
+    "RTX4090": r"(NVIDIA )?GeForce RTX 4090",
+    "H100": r"NVIDIA H100 80GB HBM3",
+    "H200": r"NVIDIA H200",
+    "B200": r"NVIDIA B200",
+}
+
+
 def find_device(name: str) -> Device:
-    """The row of this name. Raises ConfigError listing the known ones."""
-    if name not in DEVICES:
+    """The row of this name, in any case. Raises ConfigError listing the known ones."""
+    rows = {known.lower(): device for known, device in DEVICES.items()}
+    if name.lower() not in rows:
         raise ConfigError(f"unknown device {name!r}; known: {', '.join(DEVICES)}")
-    return DEVICES[name]
+    return rows[name.lower()]
+
+
+def by_gpu_name(gpu_name: str) -> Device | None:
+    """The row of a GPU as its driver names it ("NVIDIA H100 80GB HBM3"), or None."""
+    return next((DEVICES[name] for name, pattern in GPU_NAMES.items() if re.fullmatch(pattern, gpu_name)), None)

@@ -1,14 +1,15 @@
 """Every sum of the course's arithmetic, asserted; FLOPs against PyTorch's own counter, bytes against real tensors."""
 
+import random
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from minillm import costs
 from minillm.batch import Batch
+from minillm.checkpoint.random_weights import CONFIGS
 from minillm.config import ModelConfig
-from minillm.devices import DEVICES, find_device
-from minillm.errors import ConfigError
 from minillm.kv_cache import KVCache, kv_bytes_per_block
 from tests.unit.engines import attention
 
@@ -62,38 +63,6 @@ def test_attention_share_of_causal_prefill_in_a_7b_model(n, percent):
     assert 100 * attention / (attention + 2 * LLAMA_7B.num_parameters * n) == pytest.approx(percent, abs=0.2)
 
 
-def test_decode_at_batch_1_on_an_a100_can_use_0_65_percent_of_its_flops():
-    a100 = find_device("A100-80GB")
-    assert a100.bandwidth / a100.peak() == pytest.approx(0.0065, abs=0.0001)
-    assert 0.30 / (a100.bandwidth / a100.peak()) == pytest.approx(46, abs=1)
-    assert costs.roofline(LLAMA_7B, [(1, 512)], a100).bound == "memory"
-    assert costs.roofline(LLAMA_7B, [(2048, 2048)], a100).bound == "compute"
-
-
-@pytest.mark.parametrize(
-    ("name", "ridge"),
-    [("T4", 203), ("L4", 403), ("A100-40GB", 201), ("A100-80GB", 153), ("RTX3090", 76)]
-    + [("RTX4090", 164), ("H100", 295), ("H200", 206), ("B200", 281)],
-)
-def test_ridge_points(name, ridge):
-    assert DEVICES[name].ridge() == pytest.approx(ridge, abs=1)
-
-
-def test_a_device_without_a_type_and_an_unknown_device_are_refused():
-    with pytest.raises(ConfigError, match="T4.*bfloat16"):
-        find_device("T4").peak("bfloat16")
-    with pytest.raises(ConfigError, match="A100.*float8"):
-        find_device("A100-80GB").peak("float8")
-    with pytest.raises(ConfigError, match="T5.*T4"):
-        find_device("T5")
-
-
-def test_tiles_and_waves():
-    assert costs.attention_tiles(32, 2048) == 512
-    assert costs.attention_tiles(32, 2049) == 544
-    assert costs.waves(512, find_device("H100")) == 4
-
-
 def test_moving_2048_embedded_tokens_over_pcie_is_17_megabytes():
     assert 2048 * 4096 * 2 == pytest.approx(16.8e6, rel=0.01)
 
@@ -121,6 +90,58 @@ def test_flops_equal_what_pytorch_counts_for_a_real_forward(tiny):
             model.forward(batch, cache, attention("naive"))
             counted = counter.get_total_flops() - before
             assert counted == costs.step_flops(checkpoint.config, [(n, context)], causal=False)
+
+
+@pytest.mark.parametrize("name", ["tiny", "tiny-mistral", "tiny-qwen3", "135m", "8b"])
+@pytest.mark.parametrize("naive", [False, True])
+def test_the_operations_of_a_step_add_up_to_it(name, naive):
+    config, steps = CONFIGS[name], [(n, n + random.randrange(60)) for n in random.choices(range(1, 90), k=5)]
+    done = costs.operations(config, steps, naive=naive)
+    assert [op.name for op in done] == ["qkv", "attention", "output", "gate and up", "down", "LM head"]
+    assert sum(op.flops for op in done) == costs.step_flops(config, steps, causal=not naive)
+    scores = sum(n * context for n, context in steps) * config.num_attention_heads * config.num_hidden_layers
+    assert sum(op.scores for op in done) == (6 * 2 * scores if naive else 0)
+
+
+def test_a_step_that_samples_nothing_leaves_the_lm_head_alone():
+    chunk = [(256, 512)]
+    head = SMOLLM.hidden_size * SMOLLM.vocab_size
+    assert costs.step_bytes(SMOLLM, chunk) - costs.step_bytes(SMOLLM, chunk, num_sampled=0) == 2 * head
+    assert costs.step_flops(SMOLLM, chunk) - costs.step_flops(SMOLLM, chunk, num_sampled=0) == 2 * head
+
+
+def test_bytes_of_a_step_are_weights_once_and_the_kv_that_is_read_and_written():
+    steps = [(1, 100), (1, 7), (16, 48)]
+    matrices = SMOLLM.num_parameters - (2 * SMOLLM.num_hidden_layers + 1) * SMOLLM.hidden_size  # all but the norms
+    kv = costs.kv_bytes_per_token(SMOLLM) * (100 + 7 + 48 + 1 + 1 + 16)
+    assert costs.step_bytes(SMOLLM, steps) == 2 * matrices + kv
+
+
+def test_a_window_shortens_what_is_read_and_not_what_is_written():
+    config = CONFIGS["tiny-mistral"]
+    matrices = costs.step_bytes(config, [(1, 24)]) - costs.kv_bytes_per_token(config) * (24 + 1)
+    assert costs.step_bytes(config, [(1, 500)]) == matrices + costs.kv_bytes_per_token(config) * (24 + 1)
+    assert costs.step_bytes(config, [(8, 500)]) == matrices + costs.kv_bytes_per_token(config) * (24 + 7 + 8)
+
+
+def test_rows_in_and_out_are_those_of_the_matrices():
+    (qkv, *_, head) = costs.operations(SMOLLM, [(5, 5)])
+    assert qkv.activations == 2 * 30 * 5 * (576 + 576 + 2 * 192)
+    assert head.activations == 2 * 1 * (576 + 49152)
+
+
+def test_prefill_uses_a_loaded_value_once_per_token_and_decode_once():
+    short = ModelConfig(32000, 4096, 11008, 32, 32, 32, 128, tie_word_embeddings=True)
+    assert costs.reuse(short, [(1, 1)]) == pytest.approx(1, abs=0.01)
+    assert costs.reuse(short, [(512, 512)]) == pytest.approx(512, rel=0.1)
+    assert costs.reuse(short, [(1, 1)] * 64) == pytest.approx(64, rel=0.02)
+    assert costs.reuse(short, [(512, 512)], 4) == costs.reuse(short, [(512, 512)], 2)  # twice the bytes, the same uses
+
+
+def test_a_kernel_that_computes_the_full_square_halves_the_crossover():
+    assert costs.quadratic_crossover(SMOLLM, causal=False) == 3072
+    n = 3072
+    assert costs.attention_flops(SMOLLM, [(n, n)], causal=False) == costs.linear_flops(SMOLLM, n)
 
 
 def test_bytes_equal_those_of_real_tensors(tiny):
