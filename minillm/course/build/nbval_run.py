@@ -10,7 +10,6 @@ notebook has none, structure.py sees to that.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections import Counter
@@ -19,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from minillm.course.build.addresses import ROOT
-from minillm.course.build.structure import code_cells, marks
+from minillm.course.build.cells import code_cells, marks, read
 
 CELL_TIMEOUT_S = 300
 NOTEBOOK_LIMIT_S = 60.0
@@ -60,10 +59,7 @@ def nbval_options(num_notebooks: int) -> list[str]:
 
 def count_cells(path: Path) -> tuple[int, int]:
     """(code cells, those of them whose output nbval compares)."""
-    notebook = json.loads(path.read_text(encoding="utf-8"))
-    cells = code_cells(notebook)
-    for cell in cells:
-        cell["source"] = "".join(cell["source"])
+    cells = code_cells(read(path))
     compared = [c for c in cells if c["execution_count"] is not None and "nbval-ignore-output" not in marks(c)]
     return len(cells), len(compared)
 

@@ -2,47 +2,54 @@
 
     python -m minillm.course.build.structure [PATH ...]
 
-A rule yields one sentence per offence and nothing for a good notebook. Why these rules: a learner on GitHub sees
-the outputs, nbval compares them (never those of a cell without a count), and a reader who cannot see the pictures
-hears their alt text.
+A rule yields one sentence per offence and nothing for a good notebook. Why the rules of this file: a learner on
+GitHub sees the outputs, and nbval compares them (never those of a cell without a count). Those for the text are in
+prose.py, for the form of a lesson in lesson_text.py, for the form of an exercise in exercise_text.py; the folder of
+a notebook says which of them hold.
 """
 
 from __future__ import annotations
 
 import io
-import json
 import re
 import sys
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from urllib.parse import unquote
 
+from minillm.course.build import cells, exercise_text, lesson_text, prose
 from minillm.course.build.addresses import ROOT, SETUP_ADDRESS, badge_cell, read_repo, setup_cell
+from minillm.course.build.cells import code_cells, marks
 
+FOLDERS = ("notebooks", "solutions", "exercises")
 MAX_BYTES = 1_000_000
 MAX_CODE_COLUMNS = 100
-MAX_WORDS = 1_650  # about 1,500, and a tenth of tolerance
 MAX_IGNORED_SHARE = 0.3  # of the code cells; their outputs are run and not compared
 CELL_ID = re.compile(r"^[a-zA-Z0-9_-]{1,64}$")
-LINK = re.compile(r"""(?:\]\(|\b(?:src|href)=["'])\s*<?([^)\s"'>]+)""")
-IMAGE_WITHOUT_ALT = re.compile(r"!\[\s*\]\(|<img(?![^>]*\balt=[\"'][^\"']+)[^>]*>")
-EMOJI = re.compile("[\U0001f000-\U0001faff\u2600-\u26ff\u2705\u2728\u274c\ufe0f]")
-CODE_IN_TEXT = re.compile(r"```.*?```|`[^`]*`|\$\$.*?\$\$|\$[^$\n]*\$|<!--.*?-->", re.DOTALL)
+Rule = Callable[[dict], Iterable[str]]
 
 
 def find_problems(path: Path, root: Path = ROOT) -> list[str]:
     """Every offence in one notebook, as sentences. `root` is the repository."""
-    raw = path.read_bytes()
-    notebook = json.loads(raw.decode("utf-8"))
-    for cell in notebook["cells"]:  # on disk a text may be a list of lines
-        cell["source"] = "".join(cell["source"])
-    problems = [problem for rule in RULES for problem in rule(notebook)]
+    notebook = cells.read(path)
+    problems = [problem for rule in rules_of(path) for problem in rule(notebook)]
     problems += check_opening_cells(notebook, path.relative_to(root).as_posix(), read_repo(root))
-    problems += check_links(notebook, path.parent)
-    if len(raw) > MAX_BYTES:
-        problems.append(f"{len(raw):,} bytes, allowed are {MAX_BYTES:,}: smaller or fewer pictures")
+    problems += prose.check_links(notebook, path.parent)
+    size = path.stat().st_size
+    if size > MAX_BYTES:
+        problems.append(f"{size:,} bytes, allowed are {MAX_BYTES:,}: smaller or fewer pictures")
     return problems
+
+
+def rules_of(path: Path) -> tuple[Rule, ...]:
+    """The rules for a notebook of this folder; outside the course's three folders those that hold for any."""
+    if path.parent.name == "notebooks":
+        return (*EXECUTED, *COMMON, *lesson_text.rules(path.name))
+    if path.parent.name == "solutions":
+        return (*EXECUTED, *COMMON, *exercise_text.rules(path.name))
+    if path.parent.name == "exercises":
+        return (*COMMON, *exercise_text.rules(path.name), exercise_text.check_unsolved)
+    return (*EXECUTED, *COMMON)
 
 
 def check_metadata(notebook: dict) -> Iterator[str]:
@@ -79,10 +86,6 @@ def check_outputs(notebook: dict) -> Iterator[str]:
                 yield f"cell {cell.get('id')} ends in an error"
             if output.get("name") == "stderr":
                 yield f"cell {cell.get('id')} writes to stderr"
-            for kind in output.get("data", {}):
-                alt = output.get("metadata", {}).get(kind, {}).get("alt", "")
-                if kind.startswith("image/") and not alt.strip():
-                    yield f"cell {cell.get('id')} shows {kind} without alt text"
 
 
 def check_code(notebook: dict) -> Iterator[str]:
@@ -110,19 +113,8 @@ def check_nbval_marks(notebook: dict) -> Iterator[str]:
         yield f"{ignored} of {len(cells)} cells have ignored output, allowed is a share of {MAX_IGNORED_SHARE}"
 
 
-def check_prose(notebook: dict) -> Iterator[str]:
-    texts = [cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "markdown"]
-    words = sum(count_words(text) for text in texts)
-    if words > MAX_WORDS:
-        yield f"{words:,} words of prose, allowed are {MAX_WORDS:,}"
-    for text in texts:
-        if IMAGE_WITHOUT_ALT.search(text):
-            yield f"a picture in the text has no alt text: {IMAGE_WITHOUT_ALT.search(text).group()}"
-        if EMOJI.search(text):
-            yield f"an emoji in the text: {EMOJI.search(text).group()}"
-
-
-RULES = (check_metadata, check_ids, check_counts, check_outputs, check_code, check_nbval_marks, check_prose)
+EXECUTED: tuple[Rule, ...] = (check_counts, check_outputs)
+COMMON: tuple[Rule, ...] = (check_metadata, check_ids, check_code, check_nbval_marks, *prose.RULES)
 
 
 def check_opening_cells(notebook: dict, path: str, repo: str) -> Iterator[str]:
@@ -136,27 +128,6 @@ def check_opening_cells(notebook: dict, path: str, repo: str) -> Iterator[str]:
         yield f"the first code cell is not the set-up cell of {repo}: run `make notebooks`"
 
 
-def check_links(notebook: dict, folder: Path) -> Iterator[str]:
-    """Relative links and pictures lead to files that exist."""
-    for cell in notebook["cells"]:
-        if cell["cell_type"] != "markdown":
-            continue
-        for target in LINK.findall(CODE_IN_TEXT.sub("", cell["source"])):
-            file = unquote(target.split("#")[0])
-            if file and not re.match(r"[a-z]+:", file) and not (folder / file).exists():
-                yield f"cell {cell.get('id')} links to {file}, which does not exist"
-
-
-def code_cells(notebook: dict) -> list[dict]:
-    return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-
-
-def marks(cell: dict) -> set[str]:
-    """nbval's marks, as it reads them: tags and comment lines, in the spelling of tags."""
-    comments = re.findall(r"^\s*#+\s*(NBVAL_\w+)\s*$", cell["source"], re.MULTILINE)
-    return set(cell["metadata"].get("tags", [])) | {comment.lower().replace("_", "-") for comment in comments}
-
-
 def ends_in_semicolon(source: str) -> bool:
     """True if a line of code, comments aside, ends in ';'. Lines of IPython (%, !) are not read."""
     python = re.sub(r"^[ \t]*[%!].*$", "", source, flags=re.MULTILINE) + "\n"
@@ -166,20 +137,17 @@ def ends_in_semicolon(source: str) -> bool:
     return any(a.string == ";" and b.type in (tokenize.NEWLINE, tokenize.ENDMARKER) for a, b in pairs)
 
 
-def count_words(text: str) -> int:
-    text = re.sub(r"\]\([^)]*\)|<[^>]*>", " ", CODE_IN_TEXT.sub(" ", text))
-    return len(re.findall(r"[^\W\d_][\w'’-]*", text))
-
-
 def main(paths: list[str]) -> int:
     found = 0
-    for path in [Path(p).resolve() for p in paths] or sorted(
-        [*ROOT.glob("notebooks/*.ipynb"), *ROOT.glob("solutions/*.ipynb")]
-    ):
+    for path in [Path(p).resolve() for p in paths] or committed():
         for problem in find_problems(path):
             found += 1
             print(f"{path.relative_to(ROOT)}: {problem}")
     return 1 if found else 0
+
+
+def committed(root: Path = ROOT) -> list[Path]:
+    return [path for folder in FOLDERS for path in sorted((root / folder).glob("*.ipynb"))]
 
 
 if __name__ == "__main__":
