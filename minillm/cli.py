@@ -1,4 +1,4 @@
-"""The `minillm` command: generate, chat, demo, doctor, bench.
+"""The `minillm` command: generate, chat, demo, doctor, bench, serve; grade and progress of the course.
 
 Every option of EngineConfig is a flag of the same name. Answers go to stdout; progress and errors go to
 stderr. An error is one line and exit status 2; `--debug` shows the traceback.
@@ -12,9 +12,10 @@ import logging
 import os
 import sys
 from dataclasses import fields
+from pathlib import Path
 from typing import get_type_hints
 
-from minillm.errors import MinillmError
+from minillm.errors import ConfigError, MinillmError
 
 DEMO_QUESTION = "What is the capital of France?"
 SAMPLING_FLAGS = {"max_tokens": int, "temperature": float, "top_p": float, "top_k": int, "min_p": float, "seed": int}
@@ -64,14 +65,42 @@ def build_parser() -> argparse.ArgumentParser:
     bench = _command(commands, "bench", run_bench, "TTFT by prompt length, decode speed and an offline mix")
     bench.add_argument("--quick", action="store_true", help="fewer repeats and a shorter mix")
     bench.add_argument("--json", action="store_true", help="print the last line, one JSON object, alone")
+
+    serve = _command(commands, "serve", run_serve, "an OpenAI-compatible HTTP server, on this machine only by default")
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen on; default 127.0.0.1, this machine only")
+    serve.add_argument("--port", type=int, default=8000, help="default 8000; 0 takes a free one")
+    serve.add_argument("--api-key", help="callers must bring it; default: the environment's MINILLM_API_KEY, or none")
+    serve.add_argument("--request-timeout-s", type=float, help="cut off requests that take longer")
+    serve.add_argument("--max-body-bytes", type=int, default=4 * 2**20, help="default 4 MiB")
+    serve.add_argument("--shutdown-timeout-s", type=float, default=30.0, help="time for open answers; default 30")
+
+    grade = _course_command(commands, "grade", run_grade, "marks for one exercise notebook, or for a folder of them")
+    grade.add_argument("file", nargs="?", type=Path, metavar="FILE.ipynb")
+    grade.add_argument("--batch", type=Path, metavar="DIR", help="grade every notebook below this folder")
+    grade.add_argument("-j", "--jobs", type=int, default=1, help="notebooks at a time; default 1")
+    grade.add_argument("--json", type=Path, metavar="OUT", help="write the marks to this file")
+    grade.add_argument("--gradescope", action="store_true", help="write OUT in the form that Gradescope reads")
+    grade.add_argument("--csv", action="store_true", help="print one CSV row per task instead of text")
+    grade.add_argument("--seed", type=int, help="of the random cases; without it a fresh one is drawn and reported")
+    grade.add_argument("--extra", type=Path, metavar="DIR", help="an instructor's own cases, DIR/exNN.py")
+    grade.add_argument("--checks", metavar="PACKAGE", help="another package of checks than the course's")
+
+    progress = _course_command(commands, "progress", run_progress, "which tasks have passed their check here")
+    progress.add_argument("--json", action="store_true", help="print one JSON list")
     return parser
 
 
 def _command(commands, name: str, run, help: str) -> argparse.ArgumentParser:
+    parser = _course_command(commands, name, run, help)
+    _add_engine_options(parser)
+    return parser
+
+
+def _course_command(commands, name: str, run, help: str) -> argparse.ArgumentParser:
+    """A command that opens no engine."""
     parser = commands.add_parser(name, help=help, description=help)
     parser.set_defaults(run=run)
     parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks")
-    _add_engine_options(parser)
     return parser
 
 
@@ -204,3 +233,28 @@ def run_bench(args) -> None:
     with _open_llm(args) as llm:
         result = run(llm, quick=args.quick, show=not args.json)
     print(json.dumps(result))
+
+
+def run_serve(args) -> None:
+    try:
+        from minillm.server.app import ServerConfig
+        from minillm.server.run import listen, serve
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"the server needs {error.name}: pip install 'minillm-course[serve]'") from error
+
+    api_key = args.api_key if args.api_key is not None else os.environ.get("MINILLM_API_KEY")
+    config = ServerConfig(api_key, args.request_timeout_s, args.max_body_bytes)
+    with listen(args.host, args.port) as listener, _open_llm(args) as llm:
+        serve(llm, config, listener, args.shutdown_timeout_s)
+
+
+def run_grade(args) -> int:
+    from minillm.course.grader.command import run_grade
+
+    return run_grade(args)
+
+
+def run_progress(args) -> None:
+    from minillm.course.grader.command import run_progress
+
+    run_progress(args)
