@@ -20,8 +20,9 @@ from minillm.errors import CheckpointError
 from minillm.kv_cache import KVCache
 from minillm.linear import Forms, choose_forms
 from minillm.norm import RMSNorm
+from minillm.ops import choose_ops
 from minillm.profiler import NO_PARTS
-from minillm.rope import Rope, rotate
+from minillm.rope import Rope
 from minillm.weights import Weight, expected_shapes
 
 
@@ -31,6 +32,7 @@ class Transformer:
     weights       tensors or 4-bit codes under Hugging Face names
     quantization  "auto" keeps 4-bit codes for small batches where they help, "none" never does
     forms         how matrices are held; None: whatever `choose_forms` finds best
+    ops           the steps between the matrices, plain or fused; None: whatever `choose_ops` finds best
 
     Raises CheckpointError when a tensor is missing, unknown or of the wrong shape.
     Call it under `torch.inference_mode()`, as the engine does.
@@ -44,12 +46,14 @@ class Transformer:
         device: torch.device | str = "cpu",
         quantization: str = "none",
         forms: Forms | None = None,
+        ops=None,
     ):
         weights = CheckedWeights(config, weights)
         self.config = config
         self.dtype = dtype
         self.device = torch.device(device)
         self.forms = forms or choose_forms(dtype, self.device, quantization)
+        self.ops = ops or choose_ops(self.device)
 
         self.embedding = self.forms.tensor(weights["model.embed_tokens.weight"])  # [V, E]
         self.layers = [DecoderLayer(config, index, weights, self.forms) for index in range(config.num_hidden_layers)]
@@ -77,17 +81,18 @@ class Transformer:
         """[T, E] after the last layer, before the final norm."""
         with parts("linear"):
             x = F.embedding(batch.token_ids, self.embedding)  # [T, E]
-            cos, sin = self.rope.at(batch.positions)
+            angles = self.rope.at(batch.positions)
+        update = None  # what the last block adds to x; added where x is next normed, so both can be one kernel
         for layer, kv_layer in zip(self.layers, kv.layers, strict=True):
             with parts("linear"):
-                q, k, v = layer.project(x, cos, sin)
-            with parts("kv_write"):
-                kv_layer.write(k, v, batch.slot_mapping)
+                x, heads = layer.project(x, update, self.ops)
+            q, k, v = self.ops.turn_and_write(heads, layer.qk_norms, angles, kv_layer, batch.slot_mapping, parts)
             with parts("attention"):
                 attended = attend(q, k, v, kv_layer, batch)  # [T, H, D]
             with parts("linear"):
-                x = layer.mix(x, attended)
-        return x
+                x, update = layer.mix(x, attended, self.ops)
+        with parts("linear"):
+            return x + update
 
     @property
     def num_weight_bytes(self) -> dict[str, int]:
@@ -111,8 +116,6 @@ class DecoderLayer:
         def norm(name: str) -> RMSNorm:
             return RMSNorm(forms.tensor(get(name)), config.rms_norm_eps)
 
-        self.num_heads = config.num_attention_heads
-        self.num_kv_heads = config.num_key_value_heads
         self.head_dim = config.head_dim
 
         # q, k and v read the same x, so their matrices are stacked and x is read once; so are gate and up.
@@ -120,29 +123,22 @@ class DecoderLayer:
         bias = torch.cat([get(f"{name}.bias") for name in qkv]) if config.qkv_bias else None
         self.input_norm = norm("input_layernorm.weight")
         self.qkv_proj = forms.make([get(f"{name}.weight") for name in qkv], bias)
-        self.q_norm = norm("self_attn.q_norm.weight") if config.qk_norm else None
-        self.k_norm = norm("self_attn.k_norm.weight") if config.qk_norm else None
+        self.qk_norms = tuple(norm(f"self_attn.{x}_norm.weight") for x in "qk") if config.qk_norm else None
         self.o_proj = forms.make([get("self_attn.o_proj.weight")])
 
         self.post_attention_norm = norm("post_attention_layernorm.weight")
         self.gate_up_proj = forms.make([get("mlp.gate_proj.weight"), get("mlp.up_proj.weight")])
         self.down_proj = forms.make([get("mlp.down_proj.weight")])
 
-    def project(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor):
-        """q [T, H, D], k and v [T, Hkv, D] of rows x [T, E], q and k already turned to their positions."""
-        heads = self.qkv_proj(self.input_norm(x))  # [T, (H + 2 Hkv) * D]
-        heads = heads.view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
-        qk, v = heads[:, : -self.num_kv_heads], heads[:, -self.num_kv_heads :]
-        if self.q_norm is not None:
-            qk = torch.cat([self.q_norm(qk[:, : self.num_heads]), self.k_norm(qk[:, self.num_heads :])], dim=1)
-        qk = rotate(qk, cos, sin)  # one call for both
-        return qk[:, : self.num_heads], qk[:, self.num_heads :], v
+    def project(self, x: torch.Tensor, update: torch.Tensor | None, ops) -> tuple[torch.Tensor, torch.Tensor]:
+        """(x + update [T, E], its q, k and v as stacked heads [T, H + 2 Hkv, D])."""
+        x, normed = ops.add_norm(x, update, self.input_norm)
+        return x, self.qkv_proj(normed).unflatten(1, (-1, self.head_dim))
 
-    def mix(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        """The residual stream [T, E] after attention's answer [T, H, D] and after the feed-forward block."""
-        x = x + self.o_proj(attended.flatten(1))
-        gate, up = self.gate_up_proj(self.post_attention_norm(x)).chunk(2, dim=-1)  # [T, F] each
-        return x + self.down_proj(F.silu(gate).mul_(up))
+    def mix(self, x: torch.Tensor, attended: torch.Tensor, ops) -> tuple[torch.Tensor, torch.Tensor]:
+        """(x with attention's answer [T, H, D] added, what the feed-forward block adds to that): both [T, E]."""
+        x, normed = ops.add_norm(x, self.o_proj(attended.flatten(1)), self.post_attention_norm)
+        return x, self.down_proj(ops.silu_mul(self.gate_up_proj(normed)))
 
 
 class CheckedWeights:
