@@ -15,6 +15,9 @@ Two requests, `block_size` 4. Request a continues its prompt (tokens 4..6), requ
     block_tables      [[2, 5, 0], [7, 1, 3]]   [B, max_blocks], zero-padded
     slot_mapping      20   21   22   13        [T]    a: block 5, rows 0..2; b: block 3, row 1
     logits_indices    2    3                   [B']   only rows that will be sampled
+
+Padding, where a policy asks for a rectangle: behind the requests stand sequences of nobody, computed like fresh
+prompts, with slot -1 in every row: they cost what rows cost and leave nothing in the cache.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ class Batch:
     query_start_loc: torch.Tensor  # [B+1] int32
     seq_lens: torch.Tensor  # [B] int32
     block_tables: torch.Tensor  # [B, max_blocks] int32
-    slot_mapping: torch.Tensor  # [T] int64
+    slot_mapping: torch.Tensor  # [T] int64, -1 for padding
     logits_indices: torch.Tensor  # [B'] int64
     query_lens: list[int]  # B ints: rows of each request in this step
     context_lens: list[int]  # B ints: equal to seq_lens
@@ -60,6 +63,7 @@ class Batch:
         block_size: int,
         sampled: list[bool] | None = None,
         device: torch.device | str = "cpu",
+        padding: list[int] | None = None,
     ) -> Batch:
         """Flatten B requests into one batch.
 
@@ -68,7 +72,14 @@ class Batch:
                       `context_len - len(tokens) .. context_len - 1`
         block_tables  B lists of block ids, each covering at least `context_len` rows
         sampled       B flags: does the last row of this request need logits? (default: all do)
+        padding       numbers of rows of sequences that nobody owns, to stand behind the requests
         """
+        num_padding = sum(padding or ())
+        if padding:
+            sampled = (sampled or [True] * len(token_ids)) + [False] * len(padding)
+            token_ids = token_ids + [[0] * n for n in padding]
+            context_lens = context_lens + padding
+            block_tables = block_tables + [[0] * -(-n // block_size) for n in padding]
         query_lens = [len(tokens) for tokens in token_ids]
         width = max((len(table) for table in block_tables), default=0)
         padded = [table + [0] * (width - len(table)) for table in block_tables]
@@ -84,6 +95,7 @@ class Batch:
         positions = torch.arange(int(queries.sum())) + (seq_lens - ends)[request_of_row]  # [T]
         blocks = tables[request_of_row, positions // block_size]  # [T]
         slots = blocks * block_size + positions % block_size
+        slots[len(slots) - num_padding :] = -1
 
         last_rows = ends - 1
         if sampled is not None:
@@ -111,4 +123,4 @@ class Batch:
             contexts.append(start + n)
             tables.append(request.block_table)
             sampled.append(start + n == request.num_tokens)
-        return cls.build(tokens, contexts, tables, block_size, sampled, device)
+        return cls.build(tokens, contexts, tables, block_size, sampled, device, step.padding)

@@ -81,6 +81,11 @@ class BlockPool:
         """How many block tables hold this block; 0: it is free."""
         return self._ref_counts[block]
 
+    def serial(self, block: int) -> int | None:
+        """Number of the publication that this block holds, None: it is not findable. A number is never reused."""
+        published = self._published.get(block)
+        return None if published is None else published.serial
+
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that a sequence of this length needs."""
         return -(-num_tokens // self.block_size)

@@ -22,7 +22,29 @@ DTYPES = {
 }
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 ATTENTION_BODIES = ("auto", "naive", "flash", "sdpa", "cpu")
-SCHEDULING_POLICIES = ("chunked",)
+SCHEDULING_POLICIES = (
+    "static",
+    "iteration",
+    "prefill_first",
+    "chunked",
+    "similar_length",
+    "interleaved",
+    "speculative_prefill",
+)
+CHUNKING = ("prefill_first", "chunked", "interleaved", "speculative_prefill")
+POLICIES_WITH = {
+    "long_prefill_token_threshold": CHUNKING,
+    "prefill_chunk_size": CHUNKING,
+    "pad_batches": ("static", "similar_length"),
+    "max_group_wait_steps": ("similar_length",),
+    "max_long_partial_prefills": ("interleaved",),
+    "max_overtaken_steps": ("interleaved",),
+    "speculative_predictor": ("speculative_prefill",),
+    "speculative_chunk_size": ("speculative_prefill",),
+    "speculative_memory_share": ("speculative_prefill",),
+}
+"""Options that have a meaning under some scheduling policies only, and those policies."""
+SPECULATIVE_PREDICTORS = ("frequent", "conversation")
 QUANTIZATIONS = ("auto", "none")
 
 
@@ -125,6 +147,15 @@ class EngineConfig:
     long_prefill_token_threshold: int | None = None  # most tokens of one prompt per step
     prefill_chunk_size: int | None = None  # the same option under the article's name
     scheduling_policy: str = "chunked"
+    pad_batches: bool = (
+        False  # static, similar_length: compute every row of a rectangle, as engines without ragged rows
+    )
+    max_group_wait_steps: int | None = None  # similar_length: a prompt passed over this often goes next (16)
+    max_long_partial_prefills: int | None = None  # interleaved: long prompts in progress at once (1)
+    max_overtaken_steps: int | None = None  # interleaved: steps in which short prompts may overtake a long one (64)
+    speculative_predictor: str | None = None  # speculative_prefill: frequent (default) or conversation
+    speculative_chunk_size: int | None = None  # speculative_prefill: most tokens of one idle step (64)
+    speculative_memory_share: float | None = None  # speculative_prefill: share of the cache for unused guesses (0.25)
     max_queued_requests: int | None = None  # more waiting requests are refused with QueueFullError
     seed: int = 0
 
@@ -142,6 +173,10 @@ class EngineConfig:
             "long_prefill_token_threshold",
             "prefill_chunk_size",
             "max_queued_requests",
+            "max_group_wait_steps",
+            "max_long_partial_prefills",
+            "max_overtaken_steps",
+            "speculative_chunk_size",
         ):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
@@ -156,6 +191,30 @@ class EngineConfig:
             )
         if not self.enable_chunked_prefill and self.chunk_limit is not None:
             raise ConfigError("prefill_chunk_size has no meaning with enable_chunked_prefill=False; drop one of them")
+        self._check_policy_options()
+
+    def _check_policy_options(self) -> None:
+        policy = self.scheduling_policy
+        for name, policies in POLICIES_WITH.items():
+            value = getattr(self, name)
+            if value not in (None, False) and policy not in policies:
+                raise ConfigError(
+                    f"{name}={value!r} belongs to scheduling_policy {' or '.join(policies)} and has no effect under "
+                    f"{policy!r}; drop it or change the policy"
+                )
+        if policy == "interleaved" and not self.enable_chunked_prefill:
+            raise ConfigError("scheduling_policy='interleaved' cuts prompts; it needs enable_chunked_prefill=True")
+        if policy == "speculative_prefill" and not self.enable_prefix_caching:
+            raise ConfigError("scheduling_policy='speculative_prefill' warms the prefix cache; switch that on")
+        if self.speculative_predictor is not None:
+            _choice("speculative_predictor", self.speculative_predictor, SPECULATIVE_PREDICTORS)
+        if self.speculative_memory_share is not None:
+            _between("speculative_memory_share", self.speculative_memory_share, 0.0, 1.0, open_low=True)
+        if (self.speculative_chunk_size or self.block_size) < self.block_size:
+            raise ConfigError(
+                f"speculative_chunk_size={self.speculative_chunk_size} is less than one block of {self.block_size} "
+                f"tokens, and only whole blocks can be found again; raise it to block_size or more"
+            )
 
     @property
     def chunk_limit(self) -> int | None:
@@ -192,6 +251,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    priority: int = 0  # smaller is served first; equal ones in order of arrival
 
     def __post_init__(self):
         if isinstance(self.stop, str):
@@ -218,6 +278,7 @@ class SamplingParams:
             _integer("logprobs", self.logprobs, 0)
         if self.seed is not None:
             _integer("seed", self.seed, -(2**63))
+        _integer("priority", self.priority, -(2**31))
 
     @property
     def greedy(self) -> bool:

@@ -33,7 +33,13 @@ class KVLayer:
         return self.k.shape[1]
 
     def write(self, k: torch.Tensor, v: torch.Tensor, slot_mapping: torch.Tensor) -> None:
-        """Put k, v [T, Hkv, D] into the rows `slot_mapping` [T] (block id x block_size + row)."""
+        """Put k, v [T, Hkv, D] into the rows `slot_mapping` [T] (block id x block_size + row).
+
+        Padding rows have slot -1, stand at the end and are not written.
+        """
+        if not slot_mapping.is_cuda and len(slot_mapping) and slot_mapping.numpy()[-1] < 0:
+            slot_mapping = slot_mapping[slot_mapping >= 0]
+            k, v = k[: len(slot_mapping)], v[: len(slot_mapping)]
         self.k.flatten(0, 1).index_copy_(0, slot_mapping, k)
         self.v.flatten(0, 1).index_copy_(0, slot_mapping, v)
 

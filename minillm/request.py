@@ -85,6 +85,10 @@ class Request:
         return len(self.prompt_token_ids)
 
     @property
+    def priority(self) -> int:
+        return self.params.priority
+
+    @property
     def num_uncomputed_tokens(self) -> int:
         return len(self.token_ids) - self.num_computed_tokens
 

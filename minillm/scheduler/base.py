@@ -9,50 +9,39 @@ scheduling per step and vLLM (Kwon et al. 2023) for preemption by recomputation.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 
 from minillm.block_pool import BlockPool
 from minillm.config import EngineConfig
 from minillm.errors import ConfigError, PromptError, QueueFullError
 from minillm.request import Request, Status
-
-
-@dataclass
-class Step:
-    """What one forward pass computes. A step without `scheduled` is legal: there is nothing to compute.
-
-    block_copies  (src, dst) pairs, to be copied before the forward. No block is the target of two copies,
-                  and a source keeps its content until the forward, even if it was freed meanwhile.
-    preempted     went back to the queue and lost their blocks
-    ended         finished by the scheduler itself, because the whole pool could not hold one token more
-    """
-
-    time: float = 0.0  # the reading of the clock that `schedule` was given
-    scheduled: list[tuple[Request, int]] = field(default_factory=list)
-    block_copies: list[tuple[int, int]] = field(default_factory=list)
-    preempted: list[Request] = field(default_factory=list)
-    ended: list[Request] = field(default_factory=list)
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(n for _, n in self.scheduled)
+from minillm.scheduler.step import Step
 
 
 class Scheduler:
     """Base class of all policies. A policy implements `plan(step)`, calling the methods below it.
 
-    waiting  deque, the next to be admitted first; a preempted request returns to its front
-    running  list in order of arrival; these requests own blocks
+    waiting        deque, the next to be admitted first: smaller `priority` before larger, then order of arrival;
+                   a preempted request returns to the front of its priority
+    running        list in order of priority, then of admission; these requests own blocks, the last one gives way
+    whole_prompts  True for policies that compute a prompt in one step or not yet, whatever the options say
 
     One step is `schedule`, then the forward pass, then `commit`, then `fork` and new tokens (appended to
     `request.token_ids` by the engine), then `finish` for whoever is done. If the pass fails, `finish(request,
     "error")` for every request in it takes the place of all that follows.
     """
 
+    whole_prompts = False
+
     def __init__(self, config: EngineConfig, block_pool: BlockPool, max_model_len: int):
-        if not config.enable_chunked_prefill and config.max_num_batched_tokens < max_model_len:
+        self.enable_chunked_prefill = config.enable_chunked_prefill and not self.whole_prompts
+        if not self.enable_chunked_prefill and config.max_num_batched_tokens < max_model_len:
+            why = (
+                f"scheduling_policy={config.scheduling_policy!r}"
+                if self.whole_prompts
+                else "enable_chunked_prefill=False"
+            )
             raise ConfigError(
-                f"enable_chunked_prefill=False needs max_num_batched_tokens={config.max_num_batched_tokens} to be at "
+                f"{why} needs max_num_batched_tokens={config.max_num_batched_tokens} to be at "
                 f"least max_model_len={max_model_len}, because a prompt must fit into one step; raise the first, lower "
                 f"the second, or allow chunks"
             )
@@ -62,7 +51,6 @@ class Scheduler:
         # every running sequence must get a token in every step, so there are never more of them than budget
         self.max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
         self.max_queued_requests = config.max_queued_requests
-        self.enable_chunked_prefill = config.enable_chunked_prefill
         self.chunk_limit = config.chunk_limit
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
@@ -70,6 +58,16 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
+
+    @property
+    def has_idle_work(self) -> bool:
+        """Is there something worth a step while there is no other work? Such a step may be taken or left out."""
+        return False
+
+    @property
+    def block_tables(self) -> list[list[int]]:
+        """Every block table in use."""
+        return [request.block_table for request in self.running]
 
     @property
     def num_running_seqs(self) -> int:
@@ -93,6 +91,8 @@ class Scheduler:
             )
         request.num_pending_forks = request.params.n - 1
         self.waiting.append(request)
+        if len(self.waiting) > 1 and self.waiting[-2].priority > request.priority:
+            self.waiting = deque(sorted(self.waiting, key=_priority))  # stable: equal ones stay as they are
 
     def check(self, request: Request) -> None:
         """Raise PromptError if these tokens can never be computed, however long the request waits."""
@@ -197,6 +197,8 @@ class Scheduler:
         request.status = Status.RUNNING
         self.waiting.remove(request)
         self.running.append(request)
+        if len(self.running) > 1 and self.running[-2].priority > request.priority:
+            self.running.sort(key=_priority)
         step.scheduled.append((request, n))
         return n
 
@@ -228,7 +230,41 @@ class Scheduler:
         request.status = Status.WAITING
         request.num_preemptions += 1
         self.waiting.appendleft(request)
+        if len(self.waiting) > 1 and request.priority > self.waiting[1].priority:
+            self.waiting = deque(sorted(self.waiting, key=_priority))
         step.preempted.append(request)
+
+    # ---- the moves of which most policies are made; each returns the budget that is left --------
+
+    def decode(self, step: Step, budget: int) -> int:
+        """One token for every running request whose prompt is computed: the only ones that need new blocks.
+
+        Room for them is made at the end of `running`, so the loop never loses its place.
+        """
+        for request in self.running:
+            if len(request.token_ids) - request.num_computed_tokens == 1 and self.make_room(request, step):
+                step.scheduled.append((request, 1))
+                budget -= 1
+        return budget
+
+    def continue_prompts(self, step: Step, budget: int) -> int:
+        """The next chunk of every prompt that is partly computed, oldest first. Call it before `admit`."""
+        for request in self.running:
+            num_uncomputed = len(request.token_ids) - request.num_computed_tokens
+            n = self.chunk_size(num_uncomputed, budget) if num_uncomputed > 1 else 0
+            if n:
+                step.scheduled.append((request, n))
+                budget -= n
+        return budget
+
+    def admit_in_order(self, step: Step, budget: int) -> int:
+        """New requests, first come first served; none in a step that had to preempt."""
+        while budget and self.waiting and not step.preempted:
+            n = self.admit(self.waiting[0], budget, step)
+            if n == 0:
+                break
+            budget -= n
+        return budget
 
     # ---- helpers -----------------------------------------------------------------------------
 
@@ -270,3 +306,7 @@ class Scheduler:
         self.block_pool.free(request.block_table)
         request.block_table = []
         request.num_computed_tokens = 0
+
+
+def _priority(request: Request) -> int:
+    return request.priority
