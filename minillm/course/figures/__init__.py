@@ -2,10 +2,26 @@
 same on every machine; `show` puts the figure into the notebook."""
 
 from minillm.course.figures.attention_map import attention_map
+from minillm.course.figures.gallery import gallery
 from minillm.course.figures.growth import growth
+from minillm.course.figures.masks import masks
+from minillm.course.figures.matrices import Matrix, matrices
+from minillm.course.figures.score_matrix import score_matrix
 from minillm.course.figures.silence import silence
 from minillm.course.figures.street import street
 from minillm.course.figures.ttft_bar import ttft_bar
 from minillm.course.style import show
 
-__all__ = ["attention_map", "growth", "show", "silence", "street", "ttft_bar"]
+__all__ = [
+    "Matrix",
+    "attention_map",
+    "gallery",
+    "growth",
+    "masks",
+    "matrices",
+    "score_matrix",
+    "show",
+    "silence",
+    "street",
+    "ttft_bar",
+]
