@@ -87,6 +87,26 @@ def build_parser() -> argparse.ArgumentParser:
 
     progress = _course_command(commands, "progress", run_progress, "which tasks have passed their check here")
     progress.add_argument("--json", action="store_true", help="print one JSON list")
+
+    kernels = commands.add_parser("kernels", help="what the compiler makes of every GPU kernel; needs no GPU")
+    kernels.set_defaults(run=run_kernels)
+    kernels.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks")
+    kernels.add_argument("--json", action="store_true", help="print one JSON object")
+    only = "only such rows, e.g. compute_capability=9.0; two of one field: either"
+    kernels.add_argument("--only", action="append", default=[], metavar="FIELD=VALUE", help=only)
+    kernels.add_argument("--dump", metavar="FOLDER", help="also write each row's Triton IR and PTX there")
+
+    estimate = _course_command(
+        commands, "estimate", run_estimate, "what a model would cost on a device: time, memory, what fits"
+    )
+    estimate.add_argument("--model", default="8b", help="7b, 70b, 8b, ... or any model that can be loaded; default 8b")
+    estimate.add_argument("--device", default="H100", help="a GPU's name, or `here` to measure this one; default H100")
+    estimate.add_argument("--context", type=int, default=2048, help="tokens of each prompt; default 2048")
+    estimate.add_argument("--batch", type=int, default=1, help="requests that decode together; default 1")
+    estimate.add_argument("--dtype", help="float16, bfloat16, float8 or float32; default float16")
+    estimate.add_argument("--block-size", type=int, default=16, help="tokens per KV block; default 16")
+    estimate.add_argument("--rank-devices", action="store_true", help="all GPUs, fastest first, for prefill and decode")
+    estimate.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 
 
@@ -258,3 +278,26 @@ def run_progress(args) -> None:
     from minillm.course.grader.command import run_progress
 
     run_progress(args)
+
+
+def run_kernels(args) -> None:
+    try:
+        from minillm.kernels.report import lines, report
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"kernels are compiled by {error.name}: pip install triton (Linux)") from error
+
+    result = report(args.only, args.dump)
+    print(json.dumps(result) if args.json else "\n".join(lines(result)))
+
+
+def run_estimate(args) -> None:
+    from minillm import estimate
+
+    config = estimate.shape_of(args.model)
+    if args.rank_devices:
+        result = estimate.rank_devices(config, args.context, args.batch, args.dtype or "float16")
+        print(json.dumps(result) if args.json else estimate.rank_table(result))
+        return
+    device, dtype = estimate.device_and_dtype(args.device, args.dtype)
+    result = estimate.estimate(config, device, args.context, args.batch, dtype, args.block_size)
+    print(json.dumps(result) if args.json else estimate.table(result))

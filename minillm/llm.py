@@ -70,6 +70,7 @@ class LLM:
         self.default_sampling_params = SamplingParams(**{"temperature": 0.0, **checkpoint.generation})
         self.max_model_len = choose_max_model_len(config, checkpoint.config)
         network = Transformer(checkpoint.config, checkpoint.weights, dtype, device, config.quantization)
+        self.reasons["layer_steps"] = network.ops.reason
 
         num_blocks, self.reasons["kv_cache"] = choose_num_blocks(config, checkpoint.config, dtype, device)
         pool = BlockPool(num_blocks, config.block_size, config.enable_prefix_caching)

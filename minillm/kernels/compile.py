@@ -1,0 +1,114 @@
+"""Every kernel compiled for GPUs that are not here: registers, spills, shared memory, matrix instructions.
+
+Triton compiles for any target on a CPU; only running needs the GPU. What the compiler answers decides most of a
+kernel's speed: a tile whose values do not fit the registers spills them to memory, one that does not fit shared
+memory never starts, and a product without matrix instructions is ten times slower. Behind `minillm kernels`;
+read in lesson 12. Not under TRITON_INTERPRET=1, where kernels are Python.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from dataclasses import asdict, dataclass, replace
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
+from triton.compiler import ASTSource
+
+from minillm.devices import DEVICES
+from minillm.errors import ConfigError
+from minillm.kernels import flash, paged_attention, rms_norm, rope_kv_write, silu_mul
+from minillm.kernels.launch import ROWS, LaunchRow, aligned, find_row
+
+CAPABILITIES = ((7, 5), (8, 0), (8, 9), (9, 0), (10, 0))
+ATTENTION = {"flash": flash, "paged_attention": paged_attention}
+POINTWISE = {"rms_norm": rms_norm, "rope_kv_write": rope_kv_write, "silu_mul": silu_mul}
+KERNELS = ATTENTION | POINTWISE
+
+INSTRUCTIONS = {"mma": r"\bmma\.sync", "wgmma": r"\bwgmma\.mma_async", "tcgen05": r"\btcgen05\.mma"}
+ASYNC_COPY = r"\bcp\.async\.(?:ca|cg|bulk)\b"
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One row of the table, compiled: the report's figures and the texts they were read from."""
+
+    figures: dict
+    ttir: str
+    ptx: str
+
+
+def table() -> list[LaunchRow]:
+    """Every launch that the report covers, by GPU and kernel.
+
+    bfloat16 stands for both half types, which compile alike; 7.5 has float16 only.
+    """
+    return [row for capability in CAPABILITIES for name in KERNELS for row in _rows(name, capability)]
+
+
+def _rows(kernel: str, capability: tuple[int, int]) -> list[LaunchRow]:
+    half, other_half = ("float16", "bfloat16") if capability < (8, 0) else ("bfloat16", "float16")
+    if kernel in POINTWISE:
+        return POINTWISE[kernel].rows(capability, half)
+    keys = [(row.head_size, row.dtype, row.phase) for row in ROWS if row.kernel == kernel and row.dtype != other_half]
+    found = []
+    for head_size, dtype, phase in dict.fromkeys(keys):
+        with contextlib.suppress(ConfigError):  # this GPU has no such row
+            row = find_row(kernel, capability, head_size, dtype, phase)
+            found.append(replace(row, compute_capability=capability))
+    return found
+
+
+def expected_instruction(row: LaunchRow) -> str:
+    """The matrix instruction that a good compilation holds: "mma", "wgmma", "tcgen05" or "none"."""
+    if row.phase == "pointwise" or row.dtype == "float32" or row.compute_capability < (8, 0):
+        return "none"  # Triton 3.3 and later has no matrix instructions for 7.5
+    if row.phase != "prefill" or row.compute_capability < (9, 0):
+        return "mma"  # a decode tile of 16 rows is too small for the newer ones
+    return "wgmma" if row.compute_capability < (10, 0) else "tcgen05"
+
+
+def compile_row(row: LaunchRow) -> Compiled:
+    """Compile one row from scratch, one to three seconds. Raises ConfigError under the interpreter."""
+    kernel, signature, constexprs = KERNELS[row.kernel].compile_spec(row)
+    if not isinstance(kernel, triton.JITFunction):
+        raise ConfigError("kernels are interpreted in this process; unset TRITON_INTERPRET to compile them")
+    major, minor = row.compute_capability
+    log = io.StringIO()
+    with triton.knobs.compilation.scope(), triton.knobs.nvidia.scope(), contextlib.redirect_stdout(log):
+        triton.knobs.compilation.always_compile = True  # a cached result would not tell what ptxas said
+        triton.knobs.nvidia.dump_ptxas_log = True
+        compiled = triton.compile(
+            ASTSource(kernel, signature, constexprs, aligned(signature)),
+            target=GPUTarget("cuda", 10 * major + minor, 32),
+            options={"num_warps": row.num_warps, "num_stages": row.num_stages},
+        )
+    ptx = compiled.asm["ptx"]
+    spills = [int(n) for n in re.findall(r"(\d+) bytes spill (?:stores|loads)", log.getvalue())]
+    figures = {key: value for key, value in asdict(row).items() if key != "reason"}
+    figures["compute_capability"] = f"{major}.{minor}"
+    figures["registers"] = max(int(n) for n in re.findall(r"Used (\d+) registers", log.getvalue()))
+    figures["spill_bytes"] = max(spills)
+    figures["shared_bytes"] = compiled.metadata.shared
+    figures["shared_limit"] = shared_limit(row.compute_capability)
+    figures |= {name: len(re.findall(pattern, ptx)) for name, pattern in INSTRUCTIONS.items()}
+    figures["expected"] = expected_instruction(row)
+    figures["async_copies"] = len(re.findall(ASYNC_COPY, ptx))
+    return Compiled(figures, compiled.asm["ttir"], ptx)
+
+
+def shared_limit(capability: tuple[int, int]) -> int:
+    """Bytes of shared memory that one thread block may use on every listed GPU of this compute capability."""
+    return min(device.shared_memory for device in DEVICES.values() if device.compute_capability == capability)
+
+
+def versions() -> dict[str, str]:
+    """What compiled: Triton and its two assemblers."""
+    return {
+        "triton": triton.__version__,
+        "ptxas": get_ptxas(80).version,
+        "ptxas_blackwell": get_ptxas(100).version,
+    }
