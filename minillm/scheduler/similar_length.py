@@ -57,7 +57,7 @@ class SimilarLengthScheduler(Scheduler):
 
     def _next_group(self) -> list[Request]:
         """The class that is due, else the largest, its members in order of the queue."""
-        window = list(islice(self.waiting, WINDOW))
+        window = [r for r in islice(self.waiting, WINDOW) if r.priority == self.waiting[0].priority]
         self._waited = {request: self._waited.get(request, -1) + 1 for request in window}
         classes: dict[int, list[Request]] = {}
         for request in window:

@@ -13,6 +13,9 @@ from minillm.config import EngineConfig, SamplingParams
 from minillm.request import Request, Status
 from minillm.scheduler import make_scheduler
 
+IN_ORDER = ("static", "iteration", "prefill_first", "chunked", "speculative_prefill")  # nobody is overtaken
+BUSY = ("iteration", "chunked", "speculative_prefill")  # no budget is left while there is something it could compute
+
 
 def next_token(prefix: tuple[int, ...], index: int) -> int:
     """In 0..3. Siblings 0 and 1 always agree, sibling 2 goes its own way."""
@@ -65,6 +68,15 @@ class FakeEngine:
             self.scheduler.finish(member, reason)
         self.check_pool()
 
+    def idle(self, max_steps=500):
+        """Steps for which nobody waits, until there is nothing left to guess."""
+        while self.scheduler.has_idle_work:
+            assert max_steps > 0, "guessing without end"
+            max_steps -= 1
+            self.step()
+        assert self.pool.num_free == self.pool.num_blocks
+        return self
+
     def run(self, max_steps=5000):
         while self.scheduler.has_work:
             assert max_steps > 0, "no end in sight"
@@ -81,7 +93,10 @@ class FakeEngine:
         step = scheduler.schedule(float(len(self.steps)))
         self.steps.append([(request.request_id, n) for request, n in step.scheduled])
         self.check_pool()
-        before.check(self, step)
+        if before.had_work:
+            before.check(self, step)
+        else:
+            assert len(step.scheduled) <= 1 and not step.padding, "one guess, or nothing to do"
 
         writes = self._forward(step)
         if fail == "forward":
@@ -112,7 +127,7 @@ class FakeEngine:
         return next((i, request.index) for i, family in enumerate(self.families) if request in family)
 
     def check_pool(self):
-        self.pool.check([request.block_table for request in self.scheduler.running])
+        self.pool.check(self.scheduler.block_tables)
 
     def row(self, request, position):
         size = self.pool.block_size
@@ -154,7 +169,11 @@ class FakeEngine:
     def _fail(self, step):
         self.failed_steps += 1
         for request, _ in step.scheduled:
-            self.abort(request, "error")
+            if any(request in family for family in self.families):
+                self.abort(request, "error")
+            else:
+                self.scheduler.finish(request, "error")  # a guess
+        self.check_pool()
         return step
 
 
@@ -170,8 +189,9 @@ class Snapshot:
 
     def check(self, engine, step):
         scheduler, pool, config = engine.scheduler, engine.pool, engine.config
+        policy = config.scheduling_policy
         tokens = dict(step.scheduled)
-        left = config.max_num_batched_tokens - step.num_tokens
+        left = config.max_num_batched_tokens - step.num_rows
 
         # the plan is possible
         assert left >= 0 and len(tokens) == len(step.scheduled)
@@ -179,37 +199,44 @@ class Snapshot:
         for request, n in tokens.items():
             assert request in scheduler.running and request.status is Status.RUNNING
             assert 1 <= n <= request.num_uncomputed_tokens
-            assert n == 1 or n <= (config.chunk_limit or n)
-            assert config.enable_chunked_prefill or n == request.num_uncomputed_tokens
+            assert n == 1 or n <= (scheduler.chunk_limit or n)
+            assert scheduler.enable_chunked_prefill or n == request.num_uncomputed_tokens
             assert pool.blocks_for(request.num_computed_tokens + n) <= len(request.block_table)
             assert len(request.block_table) <= pool.blocks_for(engine.max_model_len)
         assert sum(1 + r.num_pending_forks for r in scheduler.running) <= config.max_num_seqs
+        assert not step.padding or config.pad_batches
 
-        # whoever has work gets on: someone is computed or ended, and every ready decode is served
-        assert bool(step.scheduled or step.ended) == self.had_work
+        # someone is computed or ended, and every ready decode is served, unless prompts go first
+        assert step.scheduled or step.ended
         lost = [*step.preempted, *step.ended]
-        assert all(r in tokens or r in lost for r in self.ready)
+        waits_for_prompts = policy == "prefill_first" and any(r not in self.ready for r in tokens)
+        assert waits_for_prompts or all(r in tokens or r in lost for r in self.ready)
         for request in step.ended:
             assert request.finished and request.num_tokens > pool.num_blocks * pool.block_size
             assert (request.finish_reason, request.stop_reason) == ("length", "kv_cache_full")
         for request in step.preempted:
             assert request.status is Status.WAITING and not request.block_table and not request.num_computed_tokens
 
-        # first come, first served: the newest gives way, nobody is overtaken, nobody enters after a preemption
-        order = [engine.arrival(r) for r in [*scheduler.running, *scheduler.waiting]]
-        assert order == sorted(order)
+        # small priority numbers first, then first come, first served: the newest gives way, nobody enters after a
+        # preemption
+        for queue in (scheduler.running, scheduler.waiting):
+            assert [r.priority for r in queue] == sorted(r.priority for r in queue)
         admitted = [r for r in scheduler.running if r not in self.running]
-        assert admitted == self.waiting[: len(admitted)]
         assert not (admitted and step.preempted)
+        if policy in IN_ORDER:
+            assert set(admitted) == set(self.waiting[: len(admitted)])
+            if not any(r.priority for r in [*scheduler.running, *scheduler.waiting]):
+                order = [engine.arrival(r) for r in [*scheduler.running, *scheduler.waiting]]
+                assert order == sorted(order)
 
         # no budget is left while there is something it could compute
-        if left:
+        if left and policy in BUSY:
             for request in self.running:
                 if request not in lost:
                     wanted = request.num_tokens - self.computed[request]
                     assert (
-                        tokens[request] == min(wanted, config.chunk_limit or wanted)
-                        or not config.enable_chunked_prefill
+                        tokens[request] == min(wanted, scheduler.chunk_limit or wanted)
+                        or not scheduler.enable_chunked_prefill
                     )
             if scheduler.waiting and not step.preempted:
                 assert self._has_no_room(scheduler, pool, left), "a request waits for nothing"

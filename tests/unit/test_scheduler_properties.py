@@ -5,15 +5,16 @@ What a single step must satisfy (budget, order, seats, no idle budget, every rea
 """
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from minillm import block_pool
+from minillm.config import SCHEDULING_POLICIES
 from minillm.errors import PromptError
-from tests.unit.fake_engine import FakeEngine, solo
+from tests.unit.fake_engine import IN_ORDER, FakeEngine, solo
 
 HEADS = ([1, 2, 3, 2, 1, 3, 3, 2, 1, 1, 2, 2], [1, 2, 3, 2, 3, 3, 1, 1, 2, 1, 2, 1], [0] * 12)  # two begin alike
 
@@ -25,6 +26,7 @@ class Arrival:
     n: int
     wait: int  # steps before it arrives
     abort_after: int | None  # steps from its arrival
+    priority: int = 0
 
 
 @st.composite
@@ -37,22 +39,47 @@ def arrivals(draw):
         n=draw(st.sampled_from([1, 1, 1, 2, 3])),
         wait=draw(st.sampled_from([0, 0, 0, 1, 3])),
         abort_after=draw(st.none() | st.none() | st.integers(0, 12)),
+        priority=draw(st.sampled_from([0, 0, 0, -1, 3])),
     )
 
 
+WHOLE_PROMPTS = ("static", "iteration", "similar_length")
+
+
+def policy_options(policy, choose):
+    """Options of one policy's own; `choose` picks one of a list."""
+    if policy == "static":
+        return {"pad_batches": choose([True, False])}
+    if policy == "similar_length":
+        return {"pad_batches": choose([True, False]), "max_group_wait_steps": choose([None, 1, 3])}
+    if policy == "interleaved":
+        return {"max_long_partial_prefills": choose([None, 2]), "max_overtaken_steps": choose([None, 1, 4])}
+    if policy == "speculative_prefill":
+        return {
+            "speculative_predictor": choose(["frequent", "conversation"]),
+            "speculative_chunk_size": choose([None, 4, 9]),
+            "speculative_memory_share": choose([None, 0.1, 1.0]),
+        }
+    return {}
+
+
 @st.composite
-def engines(draw):
-    chunked = draw(st.sampled_from([True, True, True, False]))
+def engines(draw, policies=SCHEDULING_POLICIES):
+    policy = draw(st.sampled_from(["chunked", *policies]))
+    whole = policy in WHOLE_PROMPTS
+    chunked = not whole and (policy == "interleaved" or draw(st.sampled_from([True, True, True, False])))
     max_model_len = draw(st.integers(6, 24))
     return {
+        "scheduling_policy": policy,
         "block_size": draw(st.integers(1, 4)),
         "num_blocks": draw(st.integers(2, 7) | st.integers(5, 16)),
         "max_model_len": max_model_len,
         "max_num_batched_tokens": draw(st.sampled_from([16, 7, 5, 4, 2, 1])) if chunked else max_model_len,
         "max_num_seqs": draw(st.sampled_from([6, 4, 3, 2, 1])),
         "prefill_chunk_size": draw(st.none() | st.integers(1, 5)) if chunked else None,
-        "enable_chunked_prefill": chunked,
-        "enable_prefix_caching": draw(st.sampled_from([True, True, False])),
+        "enable_chunked_prefill": chunked or whole,
+        "enable_prefix_caching": policy == "speculative_prefill" or draw(st.sampled_from([True, True, False])),
+        **policy_options(policy, lambda values: draw(st.sampled_from(values))),
     }
 
 
@@ -79,12 +106,13 @@ def play(options, trace, failures=None):
             with pytest.raises(PromptError):
                 engine.add(arrival.prompt, arrival.max_tokens, arrival.n)
             continue
-        request = engine.add(arrival.prompt, arrival.max_tokens, arrival.n)
+        request = engine.add(arrival.prompt, arrival.max_tokens, arrival.n, priority=arrival.priority)
         accepted.append((arrival, request))
         if arrival.abort_after is not None:
             aborts.setdefault(len(engine.steps) + arrival.abort_after, []).append(request)
     while engine.scheduler.has_work:
         step()
+    engine.idle()
     return engine, accepted
 
 
@@ -106,9 +134,16 @@ def check_the_end(engine, accepted):
 
 
 def check_the_length(engine):
-    """The oldest request advances in every step, so there are no more steps than tokens, ends and idle steps."""
+    """The oldest request advances in every step, so there are no more steps than tokens, ends and idle steps.
+
+    Where prompts go first it advances in the steps without prompts, where batches are closed its batch does, and a
+    smaller priority may come between: there the fake engine's own bound on the number of steps has to do.
+    """
+    priorities = {member.priority for family in engine.families for member in family}
+    if engine.config.scheduling_policy in ("prefill_first", "static") or len(priorities) > 1:
+        return
     tokens = sum(member.num_tokens + 1 for family in engine.families for member in family)
-    idle = sum(not step for step in engine.steps)
+    idle = sum(not step or step[0][0] == "guess" for step in engine.steps)
     assert len(engine.steps) <= tokens + idle + engine.failed_steps
 
 
@@ -133,14 +168,18 @@ def test_random_traffic_ends_with_the_tokens_of_solo_runs_and_an_intact_pool(opt
 def test_crowds_in_a_pool_for_two_or_three_end_with_the_tokens_of_solo_runs(seed, failing):
     rng = random.Random(seed)
     block_size, max_model_len = rng.randint(1, 4), 32
+    policy = rng.choice(SCHEDULING_POLICIES)
+    whole = policy in WHOLE_PROMPTS
     options = {
+        "scheduling_policy": policy,
         "block_size": block_size,
         "num_blocks": rng.randint(24, 60) // block_size,
         "max_model_len": max_model_len,
-        "max_num_batched_tokens": rng.choice([4, 8, 32]),
+        "max_num_batched_tokens": 32 if whole else rng.choice([4, 8, 32]),
         "max_num_seqs": rng.choice([3, 4, 8]),
-        "prefill_chunk_size": rng.choice([None, None, 3, 5]),
-        "enable_prefix_caching": rng.random() < 0.7,
+        "prefill_chunk_size": None if whole else rng.choice([None, None, 3, 5]),
+        "enable_prefix_caching": policy == "speculative_prefill" or rng.random() < 0.7,
+        **policy_options(policy, rng.choice),
     }
     trace = [
         Arrival(
@@ -180,9 +219,9 @@ def test_the_same_traffic_gives_the_same_steps(options, trace):
     assert play(options, trace)[0].steps == play(options, trace)[0].steps
 
 
-@given(options=engines(), trace=st.lists(arrivals(), min_size=2, max_size=8))
+@given(options=engines(IN_ORDER), trace=st.lists(arrivals(), min_size=2, max_size=8))
 @settings(max_examples=100, deadline=None)
 def test_requests_start_in_the_order_of_their_arrival(options, trace):
-    _, accepted = play(options, trace)
+    _, accepted = play(options, [replace(arrival, priority=0) for arrival in trace])
     starts = [r.first_scheduled_time for _, r in accepted if r.first_scheduled_time is not None]
     assert starts == sorted(starts)
