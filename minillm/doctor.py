@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 
 import psutil
 import torch
@@ -28,7 +29,29 @@ def report(llm) -> dict:
         "weight_bytes": network.num_weight_bytes,
         "kv_cache_bytes": cache.num_bytes,
         "sampling": _changed(llm.default_sampling_params),
+        "warnings": [warning for warning in (_interpreter_warning(),) if warning],
     }
+
+
+def interpreter_warning(triton: str, numpy: str, interpreted: bool) -> str | None:
+    """Why kernels will not run under TRITON_INTERPRET=1 with these versions, or None when they do.
+
+    NumPy 2.4 no longer turns arrays of one element into numbers, which the interpreter counted on before Triton 3.7.
+    """
+    if not interpreted or not triton[0].isdigit() or _numbers(triton) >= (3, 7) or _numbers(numpy) < (2, 4):
+        return None
+    return f"the interpreter of triton {triton} fails with numpy {numpy}: pip install 'numpy<2.4', or triton 3.7"
+
+
+def _interpreter_warning() -> str | None:
+    interpreted = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
+    return interpreter_warning(_version("triton"), _version("numpy"), interpreted)
+
+
+def _numbers(version: str) -> tuple[int, int]:
+    """(major, minor) of "3.7.1" or "2.4.0rc1"."""
+    major, minor = re.match(r"(\d+)\.(\d+)", version).groups()
+    return int(major), int(minor)
 
 
 def _version(package: str) -> str:
