@@ -37,11 +37,14 @@ class Device:
 
     def peak(self, dtype: str = "float16") -> float:
         """FLOP/s in this type. Raises ConfigError when the device has no units for it."""
-        same = dtype == "bfloat16" and dtype not in self.flops and self.compute_capability >= (8, 0)
-        kind = "float16" if same else dtype
-        if kind not in self.flops:
+        if not self.has(dtype):
             raise ConfigError(f"{self.name} has no native {dtype}; it has {', '.join(self.flops)}")
-        return self.flops[kind]
+        return self.flops.get(dtype) or self.flops["float16"]
+
+    def has(self, dtype: str) -> bool:
+        """Is there a peak for this type? From 8.0 on bfloat16 runs at the rate of float16."""
+        same = dtype == "bfloat16" and self.compute_capability >= (8, 0) and "float16" in self.flops
+        return dtype in self.flops or same
 
     def ridge(self, dtype: str = "float16") -> float:
         """FLOPs per byte at which arithmetic takes as long as memory: above it compute-bound, below it memory-bound."""

@@ -63,10 +63,6 @@ def test_attention_share_of_causal_prefill_in_a_7b_model(n, percent):
     assert 100 * attention / (attention + 2 * LLAMA_7B.num_parameters * n) == pytest.approx(percent, abs=0.2)
 
 
-def test_moving_2048_embedded_tokens_over_pcie_is_17_megabytes():
-    assert 2048 * 4096 * 2 == pytest.approx(16.8e6, rel=0.01)
-
-
 @pytest.mark.parametrize("window", [None, 1, 5, 100])
 @pytest.mark.parametrize(("n", "context"), [(1, 1), (7, 7), (1, 9), (3, 20), (20, 20)])
 def test_visible_pairs_equal_the_pairs_of_the_mask(n, context, window):
@@ -152,3 +148,16 @@ def test_bytes_equal_those_of_real_tensors(tiny):
     cache = KVCache(config, 8, 16, torch.float32)
     assert costs.kv_bytes_per_token(config, 4) * 8 * 16 == cache.num_bytes
     assert 8 * kv_bytes_per_block(config, 16, torch.float32) == cache.num_bytes
+
+
+def test_the_formula_2_n_d_model_l_holds_for_multi_head_attention_and_not_for_grouped_queries():
+    n, size = random.randrange(1, 5000), 2
+    for config, ratio in ((LLAMA_7B, 1), (LLAMA_70B, 8), (SMOLLM, 3)):
+        formula = 2 * n * config.hidden_size * config.num_hidden_layers * size
+        assert formula == ratio * n * costs.kv_bytes_per_token(config, size)
+
+
+def test_keeping_the_embedding_on_the_cpu_saves_a_quarter_to_one_gigabyte():
+    """Of GPU memory, for the 7B and for today's larger vocabularies."""
+    sizes = [2 * config.vocab_size * config.hidden_size / 1e9 for config in (LLAMA_7B, CONFIGS["8b"])]
+    assert sizes == pytest.approx([0.26, 1.05], abs=0.01)

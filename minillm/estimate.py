@@ -1,0 +1,203 @@
+"""What a model would cost on a device that need not be here: time, intensity, memory, what fits.
+
+Puts the sums of `costs.py`, `roofline.py` and `memory.py` into one JSON-ready dict and one table; `minillm estimate`
+prints them. Times are at the roof: no kernel is faster, real ones are slower. Lesson 04.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from minillm import costs, memory, roofline
+from minillm.config import ModelConfig
+from minillm.devices import DEVICES, Device, find_device
+from minillm.errors import ConfigError
+
+HERE = "here"  # the device name that stands for this machine
+
+ARTICLE_SHAPES = {  # Llama 2, the shapes that the article's numbers are about
+    "7b": ModelConfig(32000, 4096, 11008, 32, 32, 32, 128, max_position_embeddings=4096),
+    "70b": ModelConfig(32000, 8192, 28672, 80, 64, 8, 128, max_position_embeddings=4096),
+}
+
+
+def shape_of(model: str) -> ModelConfig:
+    """A model's shape by name: "7b", "70b", a name of random weights ("8b"), or whatever `LLM(model)` takes."""
+    from minillm.checkpoint import load
+    from minillm.checkpoint.random_weights import CONFIGS
+
+    shapes = ARTICLE_SHAPES | CONFIGS
+    return shapes[model] if model in shapes else load(model).config
+
+
+def device_and_dtype(device: str, dtype: str | None = None) -> tuple[Device, str]:
+    """A datasheet row with float16, or this machine, measured if need be, with the type that its engine would use."""
+    if device != HERE:
+        return find_device(device), dtype or "float16"
+    import torch
+
+    from minillm.machine import this_device
+    from minillm.resources import cpu_multiplies_bfloat16
+
+    on_cpu = "bfloat16" if cpu_multiplies_bfloat16() else "float32"
+    dtype = dtype or ("float16" if torch.cuda.is_available() else on_cpu)
+    return this_device(dtype), dtype
+
+
+def estimate(
+    config: ModelConfig, device: Device, context: int, batch: int = 1, dtype: str = "float16", block_size: int = 16
+) -> dict:
+    """One prompt of `context` tokens computed alone, then `batch` requests of that context decoding together.
+
+    Seconds, FLOPs and bytes. Raises ConfigError for sizes below 1 and for a type that the device lacks.
+    """
+    _at_least_one(context=context, batch=batch, block_size=block_size)
+    size = roofline.size_of(dtype)
+    layout = {"bytes_per_value": size, "block_size": block_size}
+    held = memory.estimate(config, [context] * batch, **layout)
+    tiles = roofline.attention_tiles(config.num_attention_heads, context)
+    return {
+        "parameters": config.num_parameters,
+        "device": device.name,
+        "source": device.source,
+        "dtype": dtype,
+        "context": context,
+        "batch": batch,
+        "ridge_flop_per_byte": device.ridge(dtype),
+        "ridge_batch": roofline.ridge_batch(device, dtype),
+        "prefill": _phase(config, [(context, context)], device, dtype),
+        "decode": _phase(config, [(1, context)] * batch, device, dtype),
+        "attention_share_of_prefill_flops": costs.attention_flops(config, [(context, context)])
+        / costs.step_flops(config, [(context, context)]),
+        "tiles": {
+            "per_layer": tiles,
+            "waves": roofline.waves(tiles, device),
+            "sms_busy": roofline.busy(tiles, device),
+        },
+        "memory": {
+            "parameters": held.parameters,
+            "activations": held.activations,
+            "kv": held.kv,
+            "fragmentation": held.fragmentation,
+            "total": held.total,
+            "device": device.memory,
+        },
+        "fits": {
+            "batch": memory.largest_batch(config, device.memory, context, **layout),
+            "context": memory.largest_context(config, device.memory, batch, **layout),
+            "context_naive_attention": memory.largest_context(config, device.memory, batch, naive=True, **layout),
+        },
+    }
+
+
+def _phase(config: ModelConfig, sequences: list[tuple[int, int]], device: Device, dtype: str) -> dict:
+    size = roofline.size_of(dtype)
+    rows = []
+    for op in costs.operations(config, sequences, size):
+        time = roofline.operation_time(op, device, dtype)
+        rows.append({"name": op.name, "flops": op.flops, "bytes": op.bytes, "s": time.seconds, "bound": time.bound})
+    flops, moved = (sum(row[key] for row in rows) for key in ("flops", "bytes"))
+    seconds = roofline.step_seconds(config, sequences, device, dtype)
+    return {
+        "operations": rows,
+        "flops": flops,
+        "bytes": moved,
+        "s": seconds,
+        "bound": roofline.roofline(config, sequences, device, dtype).bound,
+        "flop_per_byte": costs.intensity(config, sequences, size),
+        "uses_of_each_value": costs.reuse(config, sequences, size),
+        "mfu_at_most": roofline.mfu(flops, seconds, device, dtype),
+        "mbu_at_most": roofline.mbu(moved, seconds, device),
+    }
+
+
+def rank_devices(
+    config: ModelConfig,
+    context: int,
+    batch: int = 1,
+    dtype: str = "float16",
+    devices: Iterable[Device] = tuple(DEVICES.values()),
+) -> dict[str, list[dict]]:
+    """{"prefill": rows, "decode": rows}, the fastest device first: its name, seconds, and whether the model fits.
+
+    Devices without the type are left out.
+    """
+    _at_least_one(context=context, batch=batch)
+    steps = {"prefill": [(context, context)], "decode": [(1, context)] * batch}
+    size, ranked = roofline.size_of(dtype), {}
+    held = memory.estimate(config, [context] * batch, size).total
+    able = [device for device in devices if device.has(dtype)]
+    for phase, sequences in steps.items():
+        rows = [
+            {
+                "device": device.name,
+                "s": roofline.step_seconds(config, sequences, device, dtype),
+                "fits": held <= device.memory,
+            }
+            for device in able
+        ]
+        ranked[phase] = sorted(rows, key=lambda row: row["s"])
+    return ranked
+
+
+def _at_least_one(**sizes: int) -> None:
+    for name, value in sizes.items():
+        if value < 1:
+            raise ConfigError(f"{name}={value}; give 1 or more")
+
+
+# ---- tables --------------------------------------------------------------------------------------
+
+
+def table(result: dict) -> str:
+    """`estimate` as lines to read."""
+    r, held, fits, tiles = result, result["memory"], result["fits"], result["tiles"]
+    lines = [
+        f"{r['parameters'] / 1e9:.3g}B parameters in {r['dtype']} on {r['device']} ({r['source']})",
+        f"ridge: {r['ridge_flop_per_byte']:.0f} FLOP per byte, reached by a matrix at a batch of {r['ridge_batch']}",
+        "",
+    ]
+    for phase, title in (
+        ("prefill", f"prefill of {r['context']:,} tokens"),
+        ("decode", f"one decode step, batch {r['batch']}, context {r['context']:,}"),
+    ):
+        lines += [*_phase_lines(title, r[phase]), ""]
+    share = r["attention_share_of_prefill_flops"]
+    return "\n".join(
+        [
+            *lines,
+            f"attention: {share:.1%} of the prefill's FLOPs; {tiles['per_layer']:,} tiles of 128 queries per layer, "
+            f"{tiles['waves']} waves, SMs {tiles['sms_busy']:.0%} busy",
+            "memory: " + " + ".join(f"{name} {_gb(held[name])}" for name in ("parameters", "activations", "kv"))
+            + f" + fragmentation {_gb(held['fragmentation'])} = {_gb(held['total'])} of {_gb(held['device'])}",
+            f"fits: {fits['batch']:,} requests of {r['context']:,} tokens, or {r['batch']} of {fits['context']:,} "
+            f"({fits['context_naive_attention']:,} with naive attention)",
+        ]
+    )  # fmt: skip
+
+
+def _phase_lines(title: str, phase: dict) -> list[str]:
+    lines = [f"{title:<44}{'GFLOP':>12}{'MB':>11}{'ms':>10}  bound by"]
+    for row in [*phase["operations"], {"name": "all, one after another", **phase}]:
+        numbers = f"{row['flops'] / 1e9:>12,.1f}{row['bytes'] / 1e6:>11,.1f}{row['s'] * 1e3:>10,.3f}"
+        lines.append(f"  {row['name']:<42}{numbers}  {row['bound']}")
+    uses = f"{phase['flop_per_byte']:,.1f} FLOP per byte, each value used {phase['uses_of_each_value']:,.1f} times"
+    lines.append(f"  {uses}; MFU at most {phase['mfu_at_most']:.1%}, MBU at most {phase['mbu_at_most']:.1%}")
+    return lines
+
+
+def rank_table(ranked: dict[str, list[dict]]) -> str:
+    """`rank_devices` as lines to read."""
+    lines = [f"{'prefill':<14}{'ms':>10}    {'decode step':<14}{'ms':>10}"]
+    for left, right in zip(ranked["prefill"], ranked["decode"], strict=True):
+        cells = [
+            f"{row['device'] + ('' if row['fits'] else ' *'):<14}{row['s'] * 1e3:>10,.2f}" for row in (left, right)
+        ]
+        lines.append("    ".join(cells))
+    if any(not row["fits"] for row in ranked["prefill"]):
+        lines.append("* the model and its cache do not fit into this device's memory")
+    return "\n".join(lines)
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:,.2f} GB"

@@ -1,0 +1,95 @@
+"""`minillm estimate`: the same sums as the functions, in a table and in JSON, for devices that are not here."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from minillm import costs, estimate, memory, roofline
+from minillm.devices import DEVICES, Device, find_device
+from minillm.errors import ConfigError
+
+EIGHT_B = estimate.shape_of("8b")
+
+
+def minillm(*args):
+    command = [sys.executable, "-m", "minillm", "estimate", *args]
+    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=120)
+
+
+def test_the_json_holds_what_the_functions_say():
+    done = minillm("--model", "8b", "--device", "h100", "--context", "3000", "--batch", "7", "--json")
+    assert done.returncode == 0, done.stderr
+    result, h100 = json.loads(done.stdout), find_device("H100")
+    steps = {"prefill": [(3000, 3000)], "decode": [(1, 3000)] * 7}
+    for phase, sequences in steps.items():
+        assert result[phase]["flops"] == costs.step_flops(EIGHT_B, sequences)
+        assert result[phase]["s"] == pytest.approx(roofline.step_seconds(EIGHT_B, sequences, h100))
+        assert sum(row["s"] for row in result[phase]["operations"]) == pytest.approx(result[phase]["s"])
+    assert (result["prefill"]["bound"], result["decode"]["bound"]) == ("compute", "memory")
+    held = memory.estimate(EIGHT_B, [3000] * 7)
+    assert result["memory"]["total"] == held.total and result["memory"]["fragmentation"] == held.fragmentation > 0
+    assert result["fits"]["batch"] == memory.largest_batch(EIGHT_B, h100.memory, 3000)
+    assert result["fits"]["context_naive_attention"] < result["fits"]["context"]
+
+
+def test_the_table_shows_each_operation_of_both_phases():
+    done = minillm("--model", "70b", "--device", "A100-80GB", "--dtype", "bfloat16")
+    assert done.returncode == 0, done.stderr
+    for name in ("qkv", "attention", "output", "gate and up", "down", "LM head"):
+        assert sum(line.strip().startswith(name) for line in done.stdout.splitlines()) >= 2
+    assert "69B parameters in bfloat16 on A100-80GB (NVIDIA A100 datasheet (SXM))" in done.stdout
+    assert "fits: 0 requests" in done.stdout
+
+
+def test_devices_are_ranked_for_prefill_by_arithmetic_and_for_decode_by_bandwidth():
+    done = minillm("--model", "8b", "--context", "2048", "--rank-devices", "--json")
+    assert done.returncode == 0, done.stderr
+    ranked = json.loads(done.stdout)
+    by_peak = sorted(DEVICES.values(), key=lambda device: -device.peak())
+    by_bandwidth = sorted(DEVICES, key=lambda name: -DEVICES[name].bandwidth)
+    prefill = [row["device"] for row in ranked["prefill"]]
+    assert [DEVICES[name].peak() for name in prefill] == [device.peak() for device in by_peak]  # two pairs are equal
+    assert [row["device"] for row in ranked["decode"]] == by_bandwidth
+    assert {row["device"] for row in ranked["prefill"] if not row["fits"]} == {"T4"}
+
+
+def test_a_device_without_the_type_is_left_out_and_one_too_small_is_marked():
+    ranked = estimate.rank_devices(EIGHT_B, 2048, dtype="float8")
+    assert {row["device"] for row in ranked["decode"]} == {"L4", "RTX4090", "H100", "H200", "B200"}
+    tables = estimate.rank_table(estimate.rank_devices(EIGHT_B, 2048))
+    assert tables.count("T4 *") == 2 and "do not fit" in tables
+    assert "do not fit" not in estimate.rank_table(ranked)
+
+
+def test_the_embedded_model_and_this_machine_can_be_estimated(monkeypatch):
+    slow = Device("slow", (0, 0), {"float32": 1e9, "bfloat16": 1e9}, 1e8, 1e10, 2, 0, "measured here")
+    monkeypatch.setattr("minillm.machine.this_device", lambda dtype: slow)
+    device, dtype = estimate.device_and_dtype("here")
+    assert device is slow and dtype in ("float32", "bfloat16", "float16")
+    config = estimate.shape_of("smollm2-135m-instruct")
+    result = estimate.estimate(config, slow, 100, dtype="float32")
+    assert result["parameters"] == 134_515_008 and result["ridge_flop_per_byte"] == 10
+    assert "measured here" in estimate.table(result)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--device", "T5"], "unknown device 'T5'; known: T4"),
+        (["--device", "T4", "--dtype", "bfloat16"], "T4 has no native bfloat16"),
+        (["--context", "0"], "context=0; give 1 or more"),
+        (["--batch", "-3"], "batch=-3; give 1 or more"),
+        (["--dtype", "int3"], "no size known for 'int3'"),
+        (["--context", "0", "--rank-devices"], "context=0; give 1 or more"),
+    ],
+)
+def test_wrong_options_are_one_line_and_status_2(args, words):
+    done = minillm(*args)
+    assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_block_of_no_tokens_is_refused():
+    with pytest.raises(ConfigError, match="block_size=0"):
+        estimate.estimate(EIGHT_B, find_device("H100"), 10, block_size=0)
