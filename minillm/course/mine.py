@@ -12,7 +12,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from minillm.errors import GradeError
@@ -25,6 +27,21 @@ TASK_ID = re.compile(r"ex(\d\d)\.(\d+)")
 def folder() -> Path:
     """Where solved tasks are kept: MINILLM_MINE, else my_minillm/ beside the package."""
     return Path(os.environ.get(VARIABLE) or Path(__file__).resolve().parents[2] / "my_minillm")
+
+
+@contextmanager
+def nothing_solved() -> Iterator[None]:
+    """Inside, this process and those it starts see an empty folder, which goes away with what was saved in it."""
+    before = os.environ.get(VARIABLE)
+    with tempfile.TemporaryDirectory(prefix="minillm-mine-") as empty:
+        os.environ[VARIABLE] = empty
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[VARIABLE]
+            else:
+                os.environ[VARIABLE] = before
 
 
 def save(task_id: str, name: str, source: str) -> Path:

@@ -17,11 +17,13 @@ from pathlib import Path
 
 import pytest
 
+from minillm.course import mine
 from minillm.course.build.addresses import ROOT
 from minillm.course.build.cells import code_cells, marks, read
 
 CELL_TIMEOUT_S = 300
 NOTEBOOK_LIMIT_S = 60.0
+SHARED = "MINILLM_NBVAL_MINE"  # the empty folder that all workers share
 
 
 def main(folders: list[str]) -> int:
@@ -32,7 +34,8 @@ def main(folders: list[str]) -> int:
     os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # two kernels share the cores; no time is compared here
     tally = Tally()
-    status = int(pytest.main([*nbval_options(len(notebooks)), *map(str, notebooks)], plugins=[tally]))
+    with mine.nothing_solved():
+        status = int(pytest.main([*nbval_options(len(notebooks)), *map(str, notebooks)], plugins=[tally]))
     problems = tally.problems({path.name: count_cells(path) for path in notebooks})
     print("\n".join(f"nbval: {problem}" for problem in problems), end="\n" if problems else "")
     compared = sum(count_cells(path)[1] for path in notebooks)
@@ -96,6 +99,14 @@ def pytest_collectstart(collector) -> None:
     """pytest loads this module as a plugin too: leave stderr out of nbval's comparison."""
     if hasattr(collector, "skip_compare"):
         collector.skip_compare += ("stderr",)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item) -> None:
+    """Before a notebook's kernel starts: a folder of its own for what it solves, so that none sees another's."""
+    if mine.VARIABLE in os.environ:
+        shared = Path(os.environ.setdefault(SHARED, os.environ[mine.VARIABLE]))
+        os.environ[mine.VARIABLE] = str(shared / item.path.stem)
 
 
 if __name__ == "__main__":

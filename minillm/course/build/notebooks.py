@@ -18,6 +18,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
+from minillm.course import mine
 from minillm.course.build.addresses import (
     BADGE_IMAGE,
     ROOT,
@@ -113,7 +114,8 @@ def execute(notebook: NotebookNode, path: Path) -> None:
         extra_arguments=["--log-level=40"],  # errors only: the kernel's own notes are no part of a notebook
     )
     try:
-        client.execute()
+        with mine.nothing_solved():  # what you solved here must not show in a committed output
+            client.execute()
     except CellExecutionError as error:
         raise NotebookError(f"{path.name}: a cell failed\n{error}") from error
     for cell in notebook.cells:
