@@ -20,21 +20,20 @@ class StaticScheduler(Scheduler):
     def __init__(self, config, block_pool, max_model_len):
         super().__init__(config, block_pool, max_model_len)
         self.pad_batches = config.pad_batches
-        self.batch_size = 0  # sequences of the running batch when it was complete
+        self.batch_size = 0  # sequences of the running batch, those included that have ended
 
     def plan(self, step: Step) -> None:
         if self.running:
-            self.batch_size = max(self.batch_size, len(self.running))
             self.decode(step, self.max_num_batched_tokens)
             if self.pad_batches and step.scheduled:
                 step.padding = [1] * (self.batch_size - len(step.scheduled))
             return
-        self.batch_size = 0
         budget = self.max_num_batched_tokens
         while self.waiting and (not self.pad_batches or fits(step, self.waiting[0], self.max_num_batched_tokens)):
             n = self.admit(self.waiting[0], budget, step)
             if n == 0:
                 break
             budget -= n
+        self.batch_size = self.num_running_seqs
         if self.pad_batches:
             step.padding = padding(n for _, n in step.scheduled)
