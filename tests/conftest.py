@@ -43,6 +43,13 @@ def pytest_runtest_setup(item):
     torch.manual_seed(seed)
 
 
+@pytest.fixture(autouse=True)
+def nothing_solved(request, tmp_path_factory, monkeypatch):
+    """No test sees, or adds to, the tasks that a learner has solved on this machine."""
+    folder = tmp_path_factory.getbasetemp() / "mine" / str(zlib.crc32(request.node.nodeid.encode()))
+    monkeypatch.setenv("MINILLM_MINE", str(folder))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     report = yield
