@@ -14,9 +14,9 @@ import logging
 import os
 from collections import deque
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import torch
-from tqdm import tqdm
 
 from minillm.attention.choose import choose_attention
 from minillm.batch import Batch
@@ -193,12 +193,13 @@ class LLM:
         try:
             for request in requests:
                 self.engine.add(request)
-            with tqdm(total=len(requests), desc="generate", unit="prompt", disable=not use_tqdm) as bar:
+            with _progress_bar(len(requests)) if use_tqdm else nullcontext() as bar:
                 while not all(outputs.values()):
                     for chunk in self._step():
                         if chunk.output is not None and chunk.request_id in outputs:
                             outputs[chunk.request_id] = chunk.output
-                            bar.update()
+                            if bar is not None:
+                                bar.update()
         finally:
             for request in requests:
                 self.engine.abort(request.request_id)
@@ -254,3 +255,9 @@ class LLM:
 
     def __exit__(self, *exc_info) -> None:
         self.close()
+
+
+def _progress_bar(total: int):
+    from tqdm import tqdm
+
+    return tqdm(total=total, desc="generate", unit="prompt")

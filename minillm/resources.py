@@ -6,7 +6,6 @@ Each function takes the config and returns its choice with the reason that `mini
 
 from __future__ import annotations
 
-import psutil
 import torch
 
 from minillm.config import DTYPES, EngineConfig, ModelConfig
@@ -79,6 +78,8 @@ def choose_num_blocks(
         budget = int(free - (1 - config.gpu_memory_utilization) * total - activation_bytes(config, model, dtype))
         why = f"gpu_memory_utilization={config.gpu_memory_utilization}"
     else:
+        import psutil  # a GPU tells its free memory itself
+
         budget = min(CPU_CACHE_LIMIT, int(CPU_CACHE_SHARE * psutil.virtual_memory().available))
         why = "25% of free memory, at most 1 GiB"
     num_blocks = budget // per_block

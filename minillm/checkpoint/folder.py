@@ -11,13 +11,12 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from minillm.checkpoint.hf_config import eos_ids, generation_defaults, model_config, read_json
+from minillm.checkpoint.hf_config import PICKLE_SUFFIXES, eos_ids, generation_defaults, model_config, read_json
 from minillm.config import ModelConfig
 from minillm.errors import CheckpointError
 from minillm.tokenizer import Tokenizer
 from minillm.weights import LazyWeights, Shape, check_shapes
 
-PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 SUPPORTED = ("F32", "F16", "BF16")
 WANTED_FROM_HUB = ("*.json", "*.jinja", "*.safetensors")
 UNWANTED_FROM_HUB = ("*/*", "consolidated*")  # other forms of the same weights

@@ -26,6 +26,7 @@ FAMILY_DEFAULTS = {
 QWEN_WINDOW, QWEN_FULL_LAYERS = 4096, 28
 MAX_LAYERS = 1000  # the deepest published model of these families has 126
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")  # never read
 
 
 def read_json(path: Path) -> dict[str, Any]:

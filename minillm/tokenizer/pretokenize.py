@@ -12,13 +12,16 @@ one token. Each model family was trained with one of four patterns, under the na
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-
-import regex
+from typing import TYPE_CHECKING
 
 from minillm.errors import ConfigError, PromptError
+
+if TYPE_CHECKING:
+    import regex
 
 # As tokenizer.json files spell them, except smollm: there a step that cuts out single digits runs before gpt2's
 # pattern, so that blanks before a digit end like blanks before the end of the text. One pattern says both.
@@ -33,10 +36,17 @@ WORD_PATTERNS = {
 SUPPORTED = "supported: byte-level BPE with the pre-tokenization of " + ", ".join(WORD_PATTERNS)
 
 
-def word_pattern(pre: str) -> regex.Pattern:
-    """The compiled pattern named `pre`; its `findall` returns words that join to the text. Raises ConfigError."""
+def check_pattern_name(pre: str) -> None:
+    """Raises ConfigError unless `pre` names one of the patterns."""
     if pre not in WORD_PATTERNS:
         raise ConfigError(f"pre={pre!r} is not one of {', '.join(WORD_PATTERNS)}")
+
+
+def word_pattern(pre: str) -> regex.Pattern:
+    """The compiled pattern named `pre`; its `findall` returns words that join to the text. Raises ConfigError."""
+    import regex  # at the first text: a model that is fed token ids does without it
+
+    check_pattern_name(pre)
     return regex.compile(WORD_PATTERNS[pre])
 
 
@@ -72,7 +82,7 @@ class AddedTokenSplitter:
     def __init__(self, added_tokens: Sequence[AddedToken]):
         self._by_content = {token.content: token for token in added_tokens if token.content}
         longest_first = sorted(self._by_content, key=len, reverse=True)
-        self._pattern = regex.compile("|".join(map(regex.escape, longest_first))) if longest_first else None
+        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
     def split(self, text: str) -> Iterator[str | int]:
         """Pieces in order: plain text as a str, an added token as its id."""
@@ -100,8 +110,12 @@ def normalize_nfc(text: str) -> str:
 
 
 def _is_blank(char: str) -> bool:
+    import regex
+
     return bool(regex.match(r"\s", char))
 
 
 def _is_word(char: str) -> bool:
+    import regex
+
     return bool(regex.match(r"\w", char))

@@ -21,7 +21,14 @@ from minillm.errors import CheckpointError, ConfigError, PromptError
 from minillm.tokenizer.bpe import BYTE_TO_CHAR, merge_word, to_alphabet, to_bytes, train_merges
 from minillm.tokenizer.from_gguf import gguf_arguments
 from minillm.tokenizer.from_json import json_arguments
-from minillm.tokenizer.pretokenize import AddedToken, AddedTokenSplitter, check_text, normalize_nfc, word_pattern
+from minillm.tokenizer.pretokenize import (
+    AddedToken,
+    AddedTokenSplitter,
+    check_pattern_name,
+    check_text,
+    normalize_nfc,
+    word_pattern,
+)
 
 if TYPE_CHECKING:
     from minillm.tokenizer.chat_template import ChatTemplate
@@ -73,7 +80,8 @@ class Tokenizer:
         self._ranks = {pair: rank for rank, pair in enumerate(merges)}
         self._added = {token.id: token for token in added_tokens}
         self._special_ids = frozenset(self.special_tokens.values())
-        self._words = word_pattern(pre)
+        check_pattern_name(pre)
+        self._pre = pre
         self._normalize = normalize_nfc if nfc else str
         self._raw_splitter = AddedTokenSplitter([t for t in added_tokens if not t.normalized])
         self._splitter = AddedTokenSplitter(
@@ -225,6 +233,10 @@ class Tokenizer:
         from minillm.tokenizer.chat_template import ChatTemplate  # Jinja is imported at the first chat
 
         return ChatTemplate(self.chat_template)
+
+    @cached_property
+    def _words(self):
+        return word_pattern(self._pre)
 
     def _check(self) -> None:
         if self.vocab_size < len(self._tokens):
