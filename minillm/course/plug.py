@@ -63,20 +63,24 @@ def attention(fn: Callable, mask: Callable | None = None) -> _Attention:
     """An attention body out of dense causal attention of one sequence.
 
     fn    (q [n, H, D], k [S, Hkv, D], v [S, Hkv, D]) -> out [n, H, D]; the last query sees every key
-    mask  (n, S, window) -> bool [n, S]; when given, fn gets the mask as its fourth argument
+    mask  (n, S, window) -> bool [n, S], a function or a Part; when given, fn gets the mask as its fourth argument
     """
+    if mask is not None and not isinstance(mask, Part):
+        mask = Part(mask)
 
     def one_sequence(part: Part, q, k, v, window):
+        n, num_keys = q.shape[0], k.shape[0]
         if mask is not None:
-            return part.tensor(q.shape, q, k, v, mask(q.shape[0], k.shape[0], window))
-        if window is not None and window < k.shape[0]:
+            seen = mask.tensor((n, num_keys), n, num_keys, window).to(q.device)
+            return part.tensor(q.shape, q, k, v, seen)
+        if window is not None and window < num_keys:
             raise GradeError(f"{fn.__name__} sees all keys, but this layer has a window of {window}: give a mask too")
         return part.tensor(q.shape, q, k, v)
 
     return _Attention(fn, one_sequence)
 
 
-def merge(fn: Callable, num_keys: int = 64) -> _Attention:
+def merge(fn: Callable, num_keys: int = 32) -> _Attention:
     """An attention body that cuts the keys into pieces of `num_keys` and joins the results with `fn`.
 
     fn  (out_a [n, H, D], lse_a [n, H], out_b, lse_b) -> (out, lse): attention over the keys of a and b together.
