@@ -6,7 +6,7 @@ import pytest
 
 from minillm import LLM
 from minillm.checkpoint import load
-from minillm.costs import NAIVE_PASSES, kv_bytes_per_token, layer_parameters, score_bytes
+from minillm.costs import NAIVE_PASSES, kv_bytes_per_token, layer_parameters
 from minillm.course import gauges
 from minillm.course.engine_so_far import STAGES, boot
 from minillm.course.gauges import NAMES, Gauges, bytes_moved, percentile, requests_that_fit, serve
@@ -88,15 +88,12 @@ def test_bytes_moved_are_those_of_the_sums():
     kv = kv_bytes_per_token(c, 4)
     cached = 64 * weights + kv * (2 * 512 + sum(n + 1 for n in range(513, 576)))
     assert bytes_moved(BY_KEY["v5"], c) == cached
-    scores = (
-        NAIVE_PASSES * c.num_hidden_layers * (score_bytes(c, 512, 4) + c.num_attention_heads * sum(range(513, 576)) * 4)
-    )
-    assert bytes_moved(BY_KEY["v4"], c) == cached + scores
-    again = 64 * weights + sum(
-        2 * kv * n + NAIVE_PASSES * c.num_hidden_layers * score_bytes(c, n, 4) for n in range(512, 576)
-    )
+    of_pairs = NAIVE_PASSES * c.num_hidden_layers * c.num_attention_heads * 4
+    assert bytes_moved(BY_KEY["v4"], c) == cached + of_pairs * (512**2 + sum(range(513, 576)))
+    again = 64 * weights + sum(2 * kv * n + of_pairs * n**2 for n in range(512, 576))
     assert bytes_moved(BY_KEY["v1"], c) == again
-    assert bytes_moved(BY_KEY["v8"], c) == pytest.approx(cached + 7 * weights + kv * sum(range(64, 512, 64)))
+    of_layers = 4 * layer_parameters(c) * c.num_hidden_layers
+    assert bytes_moved(BY_KEY["v8"], c) == cached + 7 * of_layers + kv * sum(range(64, 512, 64))
 
 
 def test_measuring_fills_all_six_on_any_stage():
