@@ -14,7 +14,7 @@ PYTEST := $(PY) -m pytest -n logical --maxprocesses $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup lab demo test test-all test-slow lint format notebooks
+.PHONY: help setup lab demo test test-all test-slow lint format notebooks exercises
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do \
@@ -62,3 +62,6 @@ format: $(READY)  ## let ruff mend what it can
 
 notebooks: $(READY)  ## run, clean and rewrite the notebooks (REPO=owner/name REF=tag)
 	@$(PY) -m minillm.course.build.notebooks --ref "$(REF)" $(if $(REPO),--repo "$(REPO)")
+
+exercises: $(READY)  ## make exercises/ from solutions/, and run each with nothing solved
+	@$(PY) -m minillm.course.build.exercises
