@@ -22,15 +22,20 @@ def install(home: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         constraints = Path(folder) / "keep.txt"
         constraints.write_text("\n".join(keep_versions()) + "\n", encoding="utf-8")
-        command = [sys.executable, "-m", "pip", "install", "-c", str(constraints), "-e", f"{home}[cpu]"]
         # Through a pipe: in Colab a child's own output does not reach the cell.
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        process = subprocess.Popen(
+            pip_command(home, constraints), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         for line in process.stdout:
             print(line, end="")
         if process.wait() != 0:
             raise RuntimeError(
                 "pip could not install the project, see above; try Runtime > Disconnect and delete runtime"
             )
+
+
+def pip_command(home: str, constraints: Path) -> list[str]:
+    return [sys.executable, "-m", "pip", "install", "-c", str(constraints), "-e", f"{home}[cpu]"]
 
 
 def keep_versions() -> list[str]:
