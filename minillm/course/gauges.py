@@ -16,13 +16,13 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from minillm.config import EngineConfig, ModelConfig, SamplingParams
 from minillm.costs import operations
-from minillm.course.engine_so_far.boot import SoFar
-from minillm.course.engine_so_far.stages import Stage
+from minillm.course.engine_so_far import SoFar, Stage, boot, stages_until
+from minillm.course.figures.engine_so_far import Reading
 from minillm.course.timing import report, show_time
 from minillm.request import Request
 from minillm.scheduler import ChunkedScheduler
@@ -93,6 +93,22 @@ def solo(so_far: SoFar, config: ModelConfig, repeats: int = 2) -> tuple[float, f
         ttfts.append(times[0] - arrival)
         tpots.append((times[-1] - times[0]) / (new - 1))
     return statistics.median(ttfts), statistics.median(tpots)
+
+
+def readings(llm, until: str, own: Mapping[str, Callable] | None = None):
+    """(reference, yours) for figure F15: {stage: (TTFT, TPOT, requests that fit)} of the stages up to `until`.
+
+    own  as for `boot`; a stage without a part of yours is missing in the second
+    """
+    config = llm.engine.model.config
+    reference, yours = {}, {}
+    for stage in stages_until(until):
+        for found, functions in ((reference, {}), (yours, own)):
+            so_far = boot(llm, stage.key, functions)
+            if found is reference or so_far.stamp == "yours":
+                so_far.generate(_ids(random.Random(0), 4, config), 2)
+                found[stage.key] = Reading(*solo(so_far, config), requests_that_fit(stage))
+    return reference, yours
 
 
 def serve(

@@ -2,6 +2,7 @@
 same on every machine; `show` puts the figure into the notebook."""
 
 from minillm.course.figures.attention_map import attention_map
+from minillm.course.figures.engine_so_far import Reading, engine_so_far
 from minillm.course.figures.gallery import gallery
 from minillm.course.figures.growth import growth
 from minillm.course.figures.masks import masks
@@ -14,7 +15,9 @@ from minillm.course.style import show
 
 __all__ = [
     "Matrix",
+    "Reading",
     "attention_map",
+    "engine_so_far",
     "gallery",
     "growth",
     "masks",
