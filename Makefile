@@ -14,7 +14,7 @@ PYTEST := $(PY) -m pytest -n logical --maxprocesses $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup lab demo test test-all test-slow lint format notebooks exercises
+.PHONY: help setup lab demo test test-all browser test-slow lint format notebooks exercises
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do \
@@ -45,7 +45,13 @@ test: $(READY) lint  ## lint, unit tests, and every notebook run again and compa
 	@echo "test: notebooks"
 	@$(PY) -m minillm.course.build.nbval_run notebooks solutions
 
-test-all: test test-slow  ## test, then the slow tests
+test-all: test browser test-slow  ## test, then the slow tests
+
+browser:  # Debian's Chromium, for the tests that move widgets; it is installed only where root asks for it
+	@command -v chromium >/dev/null || if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	echo "browser: installing chromium"; apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install \
+	-y -qq --no-install-recommends -o DPkg::Lock::Timeout=120 chromium >/dev/null; \
+	else echo "browser: no chromium here, and only root installs it; tests that need it are skipped"; fi
 
 test-slow: $(READY)
 	@echo "test: slow tests"
