@@ -43,9 +43,9 @@ def flash_attention_kernel(
     q = tl.load(tile_ptrs(q_ptr, rows, q_row_stride, d), mask=rows[:, None] < num_queries, other=0.0)
 
     # line 5
-    o = tl.zeros([BLOCK_M, D], tl.float32)  # sum of exp(s - m) v
-    l = tl.zeros([BLOCK_M], tl.float32)  # noqa: E741  sum of exp(s - m)
-    m = tl.full([BLOCK_M], -float("inf"), tl.float32)  # the largest s so far
+    o_i = tl.zeros([BLOCK_M, D], tl.float32)  # sum of exp(s - m) v
+    l_i = tl.zeros([BLOCK_M], tl.float32)  # sum of exp(s - m)
+    m_i = tl.full([BLOCK_M], -float("inf"), tl.float32)  # the largest s so far
 
     # line 6 in two passes. First the tiles of which every row sees every key, without a mask; then the diagonal.
     # Tiles above the diagonal are not read at all.
@@ -57,20 +57,20 @@ def flash_attention_kernel(
         k = tl.load(tile_ptrs(k_ptr, keys, k_row_stride, d))  # line 7: [BLOCK_N, D]
         s = tl.dot(q, k.T, input_precision="ieee")  # line 8: [BLOCK_M, BLOCK_N]
         v = tl.load(tile_ptrs(v_ptr, keys, v_row_stride, d))
-        o, l, m = online_softmax(o, l, m, s, v, scale)  # noqa: E741
+        o_i, l_i, m_i = online_softmax(o_i, l_i, m_i, s, v, scale)
     for start in range(full, end, BLOCK_N):
         keys = start + columns
         k = tl.load(tile_ptrs(k_ptr, keys, k_row_stride, d), mask=keys[:, None] < num_keys, other=0.0)
         s = tl.dot(q, k.T, input_precision="ieee")
         s = tl.where(keys[None, :] <= positions[:, None], s, -float("inf"))
         v = tl.load(tile_ptrs(v_ptr, keys, v_row_stride, d), mask=keys[:, None] < num_keys, other=0.0)
-        o, l, m = online_softmax(o, l, m, s, v, scale)  # noqa: E741
+        o_i, l_i, m_i = online_softmax(o_i, l_i, m_i, s, v, scale)
 
     # lines 12 to 15. A row that has seen no key gives 0, and -inf for its logarithm.
-    o = o / tl.where(l == 0, 1.0, l)[:, None]
-    lse = (m + tl.log2(l)) / LOG2_E
+    o_i = o_i / tl.where(l_i == 0, 1.0, l_i)[:, None]
+    lse = (m_i + tl.log2(l_i)) / LOG2_E
     row = (batch * num_queries + rows) * H + head
-    tl.store(tile_ptrs(out_ptr, row, D, d), o, mask=rows[:, None] < num_queries)
+    tl.store(tile_ptrs(out_ptr, row, D, d), o_i, mask=rows[:, None] < num_queries)
     tl.store(lse_ptr + row, lse, mask=rows < num_queries)
 
 
@@ -81,18 +81,18 @@ def tile_ptrs(ptr, rows, row_stride, d):
 
 
 @triton.jit
-def online_softmax(o, l, m, s, v, scale):  # noqa: E741
-    """One more tile of scores s [BLOCK_M, BLOCK_N] and values v [BLOCK_N, D] for the running o, l and m.
+def online_softmax(o_i, l_i, m_i, s, v, scale):
+    """One more tile of scores s [BLOCK_M, BLOCK_N] and values v [BLOCK_N, D] for the running o_i, l_i and m_i.
 
-    m and the exponents count in powers of two: `scale` holds log2(e), and exp2 is what the GPU computes in one go.
+    m_i and the exponents count in powers of two: `scale` holds log2(e), and exp2 is what the GPU computes in one go.
     """
-    m_new = tl.maximum(m, tl.max(s, 1) * scale)  # line 9
+    m_new = tl.maximum(m_i, tl.max(s, 1) * scale)  # line 9
     base = tl.where(m_new == -float("inf"), 0.0, m_new)  # a row that has seen no key yet: avoid inf - inf
     p = tl.exp2(s * scale - base[:, None])
-    shrink = tl.exp2(m - base)  # what was summed so far was relative to the old maximum
-    l = l * shrink + tl.sum(p, 1)  # noqa: E741
-    o = tl.dot(p.to(v.dtype), v, o * shrink[:, None], input_precision="ieee")  # line 10
-    return o, l, m_new
+    shrink = tl.exp2(m_i - base)  # what was summed so far was relative to the old maximum
+    l_i = l_i * shrink + tl.sum(p, 1)
+    o_i = tl.dot(p.to(v.dtype), v, o_i * shrink[:, None], input_precision="ieee")  # line 10
+    return o_i, l_i, m_new
 
 
 def flash_attention(

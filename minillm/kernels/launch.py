@@ -1,4 +1,4 @@
-"""Tile sizes, warps and pipeline stages of the attention kernels: one table, chosen by compiling, not by autotuning.
+"""Tile sizes, warps and pipeline stages of the attention kernels: one table, found by compiling, not by autotuning.
 
 A row holds for one compute capability, head size, dtype of the keys and phase. `triton.autotune` is not used: it
 runs every candidate on live buffers and needs a GPU to choose. The rows are those that compile without register
@@ -21,7 +21,7 @@ class LaunchRow:
     kernel              "flash" or "paged_attention"
     compute_capability  the lowest one that the row is for
     head_size           the largest one that the row is for; smaller ones are padded to it or to a smaller row
-    dtype               of the keys and values, as PyTorch spells it: "float16", "float8_e4m3fn", ...
+    dtype               of the keys and values, as PyTorch spells it; 8-bit ones meet queries of 16 bits
     phase               "prefill"; "decode"; "split": decode with the keys of a request shared out to programs
     block_m, block_n    rows (queries x query heads of one K/V head) and keys of a tile
     num_warps           warps of 32 threads per program
@@ -42,25 +42,49 @@ class LaunchRow:
 
 
 HALF = ("float16", "bfloat16")
-BYTE = ("float8_e4m3fn", "int8")
-SINGLE = ("float32",)
-# The last version of mma.sync; GPUs of 100 KB of shared memory (8.6, 8.9, 12.0) take the tiles of the A100 (8.0).
-MMA = ((8, 0), (8, 6), (8, 9), (12, 0))
+FP8, INT8, SINGLE = ("float8_e4m3fn",), ("int8",), ("float32",)
+# GPUs of 100 KB of shared memory (8.6, 8.9, 12.0) take the tiles of the A100 (8.0): all of them multiply by mma.sync.
+FP8_MMA = ((8, 9), (12, 0))
+MMA = ((8, 0), (8, 6), *FP8_MMA)
 HOPPER, BLACKWELL = (9, 0), (10, 0)
-EVERY = (*MMA, HOPPER, BLACKWELL)
+NEW = (HOPPER, BLACKWELL)
+EVERY = (*MMA, *NEW)
+FLASH, PAGED = ("flash",), ("paged_attention",)
+PREFILL, DECODES = ("prefill",), ("decode", "split")
 
-# kernels, compute capabilities, head sizes, dtypes, phases, then block_m, block_n, num_warps, num_stages, reason
+# Of 5 stages in the paged kernel two are K and V tiles in flight: the block table is read ahead of them.
+# kernel, compute capabilities, head sizes, dtypes, phases, then block_m, block_n, num_warps, num_stages, reason
 _TABLE = (
-    (("flash",), MMA, (64,), HALF, ("prefill",), 128, 64, 8, 3, "4 warps spill 104 bytes"),
-    (("flash",), MMA, (128,), HALF, ("prefill",), 128, 64, 8, 3, "4 warps spill 1,960 bytes; 128 keys spill 328"),
-    (("flash",), MMA, (256,), HALF, ("prefill",), 64, 32, 8, 2, "64 keys need 106,496 bytes, an L4 has 101,376"),
-    (("flash",), (HOPPER, BLACKWELL), (64,), HALF, ("prefill",), 128, 128, 8, 3, "128 keys feed wgmma and tcgen05"),
-    (("flash",), (HOPPER, BLACKWELL), (128,), HALF, ("prefill",), 128, 128, 8, 2, "3 stages need 229,376 bytes"),
-    (("flash",), (HOPPER,), (256,), HALF, ("prefill",), 64, 64, 8, 2, "128 rows spill 212 bytes"),
-    (("flash",), (BLACKWELL,), (256,), HALF, ("prefill",), 128, 64, 8, 2, "o stays in tensor memory"),
-    (("flash",), EVERY, (64,), SINGLE, ("prefill",), 64, 32, 8, 2, "IEEE products run without Tensor Cores"),
-    (("flash",), EVERY, (128,), SINGLE, ("prefill",), 32, 32, 8, 2, "64 rows do not fit the registers"),
-    (("flash",), EVERY, (256,), SINGLE, ("prefill",), 16, 32, 8, 2, "32 rows do not fit the registers"),
+    (FLASH, MMA, (64,), HALF, PREFILL, 128, 64, 8, 3, "4 warps spill 104 bytes"),
+    (FLASH, MMA, (128,), HALF, PREFILL, 128, 64, 8, 3, "4 warps spill 1,960 bytes; 128 keys spill 328"),
+    (FLASH, MMA, (256,), HALF, PREFILL, 64, 32, 8, 2, "64 keys need 106,496 bytes, an L4 has 101,376"),
+    (FLASH, NEW, (64,), HALF, PREFILL, 128, 128, 8, 3, "128 keys feed wgmma and tcgen05"),
+    (FLASH, NEW, (128,), HALF, PREFILL, 128, 128, 8, 2, "a third stage takes all of the shared memory"),
+    (FLASH, (HOPPER,), (256,), HALF, PREFILL, 64, 64, 8, 2, "128 rows spill 212 bytes"),
+    (FLASH, (BLACKWELL,), (256,), HALF, PREFILL, 128, 64, 8, 2, "o lies in tensor memory, not in registers"),
+    (FLASH, EVERY, (64,), SINGLE, PREFILL, 64, 32, 8, 2, "IEEE products run without Tensor Cores"),
+    (FLASH, EVERY, (128,), SINGLE, PREFILL, 32, 32, 8, 2, "larger tiles do not fit the registers"),
+    (FLASH, EVERY, (256,), SINGLE, PREFILL, 16, 32, 8, 2, "larger tiles do not fit the registers"),
+    (PAGED, MMA, (64, 128), HALF, PREFILL, 128, 64, 8, 5, "4 warps spill; 3 stages hold one tile in flight"),
+    (PAGED, MMA, (256,), HALF, PREFILL, 64, 32, 8, 3, "5 stages need 102,656 bytes, an L4 has 101,376"),
+    (PAGED, NEW, (64,), HALF, PREFILL, 128, 128, 8, 5, "128 keys feed wgmma and tcgen05"),
+    (PAGED, NEW, (128,), HALF, PREFILL, 128, 128, 8, 3, "5 stages spill 56 bytes on 9.0"),
+    (PAGED, NEW, (256,), HALF, PREFILL, 64, 64, 8, 3, "128 rows spill 128 bytes on 10.0"),
+    (PAGED, EVERY, (64, 128), HALF, DECODES, 16, 64, 4, 5, "16 rows are one mma tile; more would be padding"),
+    (PAGED, EVERY, (256,), HALF, DECODES, 16, 32, 4, 5, "32 keys of 256 are as many bytes as 64 of 128"),
+    (PAGED, EVERY, (64, 128), INT8, PREFILL, 64, 64, 8, 5, "converting K and V takes registers: 64 rows"),
+    (PAGED, EVERY, (256,), INT8, PREFILL, 64, 32, 8, 5, "254 of 255 registers on 8.0"),
+    (PAGED, EVERY, (64, 128), INT8, DECODES, 16, 64, 4, 5, "as with 16-bit keys, in half the shared memory"),
+    (PAGED, EVERY, (256,), INT8, DECODES, 16, 32, 4, 5, "as with 16-bit keys, in half the shared memory"),
+    (PAGED, (*FP8_MMA, *NEW), (64, 128), FP8, PREFILL, 64, 64, 8, 5, "converting K and V takes registers: 64 rows"),
+    (PAGED, (*FP8_MMA, *NEW), (256,), FP8, PREFILL, 64, 32, 8, 5, "253 of 255 registers on 9.0"),
+    (PAGED, (*FP8_MMA, *NEW), (64, 128), FP8, DECODES, 16, 64, 4, 5, "as with 16-bit keys, in half the memory"),
+    (PAGED, (*FP8_MMA, *NEW), (256,), FP8, DECODES, 16, 32, 4, 5, "as with 16-bit keys, in half the memory"),
+    (PAGED, EVERY, (64,), SINGLE, PREFILL, 64, 32, 8, 3, "IEEE products run without Tensor Cores"),
+    (PAGED, EVERY, (128,), SINGLE, PREFILL, 32, 32, 8, 3, "larger tiles do not fit the registers"),
+    (PAGED, EVERY, (256,), SINGLE, PREFILL, 16, 32, 8, 3, "larger tiles do not fit the registers"),
+    (PAGED, EVERY, (64, 128), SINGLE, DECODES, 16, 32, 4, 3, "for tests and comparisons, not tuned"),
+    (PAGED, EVERY, (256,), SINGLE, DECODES, 16, 16, 4, 3, "for tests and comparisons, not tuned"),
 )
 
 ROWS = tuple(
