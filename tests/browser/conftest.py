@@ -2,12 +2,14 @@
 
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 
 from minillm.course.build.addresses import ROOT
 from tests.browser import lab
 
+SCREENSHOTS = "MINILLM_SCREENSHOTS"  # a folder to keep them in, else pytest's temporary one
 HOW = "Chromium is missing: `sudo apt-get install chromium`; as root `make browser` does it"
 
 
@@ -47,7 +49,8 @@ def page(browser):
 
 @pytest.fixture
 def screenshots(tmp_path_factory, record_property):
-    folder = tmp_path_factory.mktemp("screenshots")
+    folder = Path(os.environ.get(SCREENSHOTS) or tmp_path_factory.mktemp("screenshots"))
+    folder.mkdir(parents=True, exist_ok=True)
     record_property("screenshots", str(folder))  # travels from a worker to the summary
     return folder
 
