@@ -107,6 +107,14 @@ def build_parser() -> argparse.ArgumentParser:
     estimate.add_argument("--block-size", type=int, default=16, help="tokens per KV block; default 16")
     estimate.add_argument("--rank-devices", action="store_true", help="all GPUs, fastest first, for prefill and decode")
     estimate.add_argument("--json", action="store_true", help="print one JSON object")
+
+    from minillm.simulator.command import ENGINE_OPTIONS, add_arguments
+
+    simulate = _course_command(
+        commands, "simulate", run_simulate, "the scheduler on a virtual clock: any model, any GPU, any traffic"
+    )
+    add_arguments(simulate)
+    _add_engine_options(simulate, ENGINE_OPTIONS)
     return parser
 
 
@@ -124,13 +132,15 @@ def _course_command(commands, name: str, run, help: str) -> argparse.ArgumentPar
     return parser
 
 
-def _add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """One flag for every field of EngineConfig; a flag that is not given leaves the field's default."""
+def _add_engine_options(parser: argparse.ArgumentParser, names: tuple[str, ...] | None = None) -> None:
+    """One flag for every field of EngineConfig, or for these; a flag that is not given leaves the field's default."""
     from minillm.config import EngineConfig
 
     group = parser.add_argument_group("engine options")
     hints = get_type_hints(EngineConfig)
     for field in fields(EngineConfig):
+        if names is not None and field.name not in names:
+            continue
         flag, kind = "--" + field.name.replace("_", "-"), hints[field.name]
         if kind is bool:
             group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, dest=f"engine_{field.name}")
@@ -150,11 +160,15 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--ignore-eos", action="store_true", default=None)
 
 
+def _engine_options(args) -> dict:
+    options = {f.removeprefix("engine_"): v for f, v in vars(args).items() if f.startswith("engine_")}
+    return {name: value for name, value in options.items() if value is not None}
+
+
 def _open_llm(args):
     from minillm.llm import LLM
 
-    options = {f.removeprefix("engine_"): v for f, v in vars(args).items() if f.startswith("engine_")}
-    return LLM(**{name: value for name, value in options.items() if value is not None})
+    return LLM(**_engine_options(args))
 
 
 def _sampling(args, llm):
@@ -301,3 +315,9 @@ def run_estimate(args) -> None:
     device, dtype = estimate.device_and_dtype(args.device, args.dtype)
     result = estimate.estimate(config, device, args.context, args.batch, dtype, args.block_size)
     print(json.dumps(result) if args.json else estimate.table(result))
+
+
+def run_simulate(args) -> None:
+    from minillm.simulator.command import run
+
+    run(args, _engine_options(args))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from minillm.block_pool import BlockPool
 from minillm.config import EngineConfig
-from minillm.errors import ConfigError
 from minillm.scheduler.base import Scheduler
 from minillm.scheduler.chunked import ChunkedScheduler
 from minillm.scheduler.interleaved import InterleavedScheduler
@@ -24,6 +23,7 @@ from minillm.scheduler.static import StaticScheduler
 from minillm.scheduler.step import Step
 
 __all__ = [
+    "POLICIES",
     "ChunkedScheduler",
     "Conversations",
     "FrequentPrefixes",
@@ -40,17 +40,17 @@ __all__ = [
 ]
 
 
+POLICIES: dict[str, type[Scheduler]] = {
+    "static": StaticScheduler,
+    "iteration": IterationScheduler,
+    "prefill_first": PrefillFirstScheduler,
+    "chunked": ChunkedScheduler,
+    "similar_length": SimilarLengthScheduler,
+    "interleaved": InterleavedScheduler,
+    "speculative_prefill": SpeculativePrefillScheduler,
+}
+
+
 def make_scheduler(config: EngineConfig, block_pool: BlockPool, max_model_len: int) -> Scheduler:
     """The scheduler that `config.scheduling_policy` names."""
-    policies: dict[str, type[Scheduler]] = {
-        "static": StaticScheduler,
-        "iteration": IterationScheduler,
-        "prefill_first": PrefillFirstScheduler,
-        "chunked": ChunkedScheduler,
-        "similar_length": SimilarLengthScheduler,
-        "interleaved": InterleavedScheduler,
-        "speculative_prefill": SpeculativePrefillScheduler,
-    }
-    if config.scheduling_policy not in policies:
-        raise ConfigError(f"scheduling_policy={config.scheduling_policy!r} is not one of {', '.join(policies)}")
-    return policies[config.scheduling_policy](config, block_pool, max_model_len)
+    return POLICIES[config.scheduling_policy](config, block_pool, max_model_len)

@@ -122,10 +122,12 @@ class Scheduler:
 
     def commit(self, step: Step) -> None:
         """The step's K and V are in the cache: count them, and let other prompts find the full blocks."""
+        block_size = self.block_pool.block_size
         for request, n in step.scheduled:
             if request.status is Status.RUNNING:
                 request.num_computed_tokens += n
-                self.block_pool.publish(request)
+                if request.num_computed_tokens // block_size > request.num_published_blocks:
+                    self.block_pool.publish(request)
 
     def fork(self, request: Request) -> list[Request]:
         """The n - 1 siblings of a request whose prompt was just computed, before it has a new token.

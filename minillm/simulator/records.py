@@ -7,6 +7,7 @@ limit of an SLO.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -31,7 +32,7 @@ class RequestRecord:
     ttft_s: float | None
     tpot_s: float | None
     e2el_s: float | None
-    itl_s: tuple[float, ...]
+    itl_s: Sequence[float]
     stop_reason: str | None
 
 
@@ -68,7 +69,7 @@ class SLO:
 def record(request: Request) -> RequestRecord:
     """What there is to say about a request that has ended."""
     times, arrival = request.token_times, request.arrival_time
-    gaps = tuple(b - a for a, b in pairwise(times))
+    gaps = array("d", (b - a for a, b in pairwise(times)))
     return RequestRecord(
         request_id=request.request_id,
         arrival_s=arrival,
@@ -97,7 +98,7 @@ def summarize(records: Sequence[RequestRecord], duration: float, slo: SLO | None
         "total_input_tokens": inputs,
         "total_output_tokens": outputs,
         "request_throughput": len(completed) / over,
-        "request_goodput": sum(map(slo.met, completed)) / over if slo else None,
+        "request_goodput": sum(map(slo.met, completed)) / over if slo and slo != SLO() else None,
         "output_throughput": outputs / over,
         "total_token_throughput": (inputs + outputs) / over,
         **_spread("ttft", [r.ttft_s for r in completed]),
