@@ -70,6 +70,14 @@ def definitions(source: str) -> str:
     return "\n".join(line if number in kept else "" for number, line in enumerate(lines, 1)) + "\n"
 
 
+def same_code(a: str, b: str) -> bool:
+    """Whether two cells define the same, comments and spacing aside."""
+    try:
+        return ast.dump(ast.parse(definitions(a))) == ast.dump(ast.parse(definitions(b)))
+    except SyntaxError:
+        return False
+
+
 def source_of(name: str, sources: list[str]) -> str:
     """The last definition of `name` in cells that were run in this order, below what it needs of them.
 

@@ -47,9 +47,7 @@ class Desk:
         from minillm.course.grader.hide import Curtain
 
         self.tasks = {task.id: task for task in load_tasks(exercise, package)}
-        self.curtain = Curtain(
-            sys.modules[f"{package}.{exercise}"], {name for task in self.tasks.values() for name in task.hides}
-        )
+        self.curtain = Curtain(package, {name for task in self.tasks.values() for name in task.hides})
         self.objects: dict[str, object] = {}
         module = ModuleType("__main__")
         sys.modules["__main__"] = module  # where dataclasses and friends look for the learner's names

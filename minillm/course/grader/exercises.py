@@ -42,9 +42,10 @@ def exercise_names(package: str = PACKAGE) -> list[str]:
 
 
 def check_version(exercise: str, package: str = PACKAGE) -> str:
-    """A digest of the check's source: two marks are comparable when it is the same."""
-    file = importlib.import_module(f"{package}.{exercise}").__file__
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12]
+    """A digest of the check's source and of what the checks share: two marks are comparable when it is the same."""
+    folder = Path(importlib.import_module(package).__file__).parent
+    files = [file for file in sorted(folder.glob("*.py")) if file.stem == exercise or not EXERCISE.fullmatch(file.stem)]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
 
 def add_cases(tasks: tuple[Task, ...], path: Path) -> tuple[Task, ...]:

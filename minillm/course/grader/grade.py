@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from minillm import __version__
-from minillm.course.grader.cells import Cell, exercise_of, read_cells
+from minillm.course.grader.cells import Cell, exercise_of, read_cells, same_code
 from minillm.course.grader.exercises import PACKAGE, add_cases, check_version, load_tasks
 from minillm.course.grader.limits import TASK_SECONDS
-from minillm.course.grader.marks import Failure, Result, fail, summarize
+from minillm.course.grader.marks import UNSOLVED, Failure, Result, fail, summarize
 from minillm.course.grader.parent import SOURCE, Learner, ProcessEnded
 from minillm.course.grader.task import Task
 from minillm.errors import GradeError, MinillmError
@@ -32,16 +32,18 @@ DEVICE = "cpu"
 class Options:
     """How to grade.
 
-    seed     of the cases; None draws a fresh one for each notebook, which the report names
-    extra    an instructor's folder with further cases, see exercises.py
-    package  where the checks are
-    source   the folder whose minillm the learner's process imports
-    seconds  for the cells up to a task and for all of its cases, each
+    seed      of the cases; None draws a fresh one for each notebook, which the report names
+    extra     an instructor's folder with further cases, see exercises.py
+    package   where the checks are
+    starters  the folder of the exercises as they are handed out: a cell that is still the same has no marks
+    source    the folder whose minillm the learner's process imports
+    seconds   for a cell, and for all cases of a task
     """
 
     seed: int | None = None
     extra: Path | None = None
     package: str = PACKAGE
+    starters: Path = SOURCE / "exercises"
     source: Path = SOURCE
     seconds: float = TASK_SECONDS
 
@@ -100,28 +102,11 @@ def grade(path: Path, options: Options | None = None, judging: threading.Lock | 
         tasks = add_cases(tasks, options.extra / f"{exercise}.py")
     seed = secrets.randbelow(2**31) if options.seed is None else options.seed
     version = check_version(exercise, options.package)  # read before learner code runs
+    starters = {cell.task: cell for path in options.starters.glob(f"{exercise}_*.ipynb") for cell in read_cells(path)}
     with Learner(exercise, options.package, options.source, options.seconds) as learner:
-        results, notes = grade_tasks(learner, cells, tasks, seed, options.seconds, judging)
+        session = Session(learner, starters, seed, options.seconds, judging)
+        results, notes = session.grade(cells, tasks)
     return Report(path.name, exercise, results, notes, "", version, seed, learner.network, learner.printed)
-
-
-def grade_tasks(
-    learner: Learner, cells: list[Cell], tasks: tuple[Task, ...], seed: int, seconds: float, judging: threading.Lock
-) -> tuple[list[Result], list[str]]:
-    """(result of each task, what went wrong in the cells between them)."""
-    places = {cell.task: cell.number for cell in cells if cell.task}  # the last cell of a task counts
-    results: dict[str, Result] = {}
-    notes = []
-    last = max((places.get(task.id, 0) for task in tasks), default=0)
-    for cell in cells[:last]:
-        task = next((task for task in tasks if places.get(task.id) == cell.number), None)
-        error = learner.run(cell)
-        if task:
-            results[task.id] = fail(task, error) if error else _drive(learner, task, seed, seconds, judging)
-        elif error:
-            notes.append(f"cell {cell.number}: {error}")
-    missing = "no cell starts with `# task: {}`"
-    return [results.get(task.id) or fail(task, missing.format(task.id)) for task in tasks], notes
 
 
 def grade_folder(folder: Path, workers: int, options: Options | None = None) -> Iterator[Report]:
@@ -144,21 +129,53 @@ def grade_folder(folder: Path, workers: int, options: Options | None = None) -> 
         yield from pool.map(one, paths)
 
 
-def _drive(learner: Learner, task: Task, seed: int, seconds: float, judging: threading.Lock) -> Result:
-    """One task: make its cases now, call the learner's object on each, judge what comes back."""
-    with judging:
-        cases = task.cases(task_seed(seed, task.id))
-    deadline = time.monotonic() + seconds
-    outcomes = []
-    for case in cases:
-        try:
-            outcomes.append((case, learner.drive(task, case, max(deadline - time.monotonic(), 0.001))))
-        except ProcessEnded as ended:
-            why = str(ended) if time.monotonic() < deadline else f"did not end within {seconds:.0f} s"
-            outcomes += [(rest, Failure(f"it {why}")) for rest in cases[len(outcomes) :]]
-            break
-    with judging:
-        return summarize(task, outcomes)
+@dataclass(frozen=True)
+class Session:
+    """One notebook's way through the learner's process.
+
+    starters  task id -> the cell as it was handed out
+    judging   held while cases are made and records judged
+    """
+
+    learner: Learner
+    starters: dict[str, Cell]
+    seed: int
+    seconds: float
+    judging: threading.Lock
+
+    def grade(self, cells: list[Cell], tasks: tuple[Task, ...]) -> tuple[list[Result], list[str]]:
+        """(result of each task, what went wrong in the cells between them)."""
+        places = {cell.task: cell.number for cell in cells}  # the last cell of a task counts
+        last = max((places.get(task.id, 0) for task in tasks), default=0)
+        results, notes = {}, []
+        for cell in cells[:last]:
+            task = next((task for task in tasks if places.get(task.id) == cell.number), None)
+            error = self.learner.run(cell)
+            if task:
+                results[task.id] = fail(task, error) if error else self.judge(task, cell)
+            elif error:
+                notes.append(f"cell {cell.number}: {error}")
+        missing = "no cell starts with `# task: {}`"
+        return [results.get(task.id) or fail(task, missing.format(task.id)) for task in tasks], notes
+
+    def judge(self, task: Task, cell: Cell) -> Result:
+        """Make the cases of a task now, call the learner's object on each, judge what comes back."""
+        if task.id in self.starters and same_code(cell.source, self.starters[task.id].source):
+            return fail(task, UNSOLVED)
+        with self.judging:
+            cases = task.cases(task_seed(self.seed, task.id))
+        deadline = time.monotonic() + self.seconds
+        outcomes = []
+        for case in cases:
+            try:
+                outcomes.append((case, self.learner.drive(task, case, max(deadline - time.monotonic(), 0.001))))
+            except ProcessEnded as ended:
+                late = time.monotonic() >= deadline
+                failure = Failure(f"it did not end within {self.seconds:.0f} s" if late else f"it {ended}")
+                outcomes += [(rest, failure) for rest in cases[len(outcomes) :]]
+                break
+        with self.judging:
+            return summarize(task, outcomes)
 
 
 def task_seed(seed: int, task_id: str) -> int:

@@ -27,15 +27,15 @@ class HiddenError(ImportError):
 class Curtain:
     """Guards around hidden objects; `active` holds the names that are refused right now.
 
-    checks  the module of the exercise's checks: always hidden from learner code, and free to call what it likes
+    checks  the package of the checks: always hidden from learner code, and free to call what it likes
     names   every dotted name that some task of the exercise hides
     """
 
-    def __init__(self, checks: ModuleType, names: set[str]):
+    def __init__(self, checks: str, names: set[str]):
         self.checks = checks
         self.active: frozenset[str] = frozenset()
         self._guards: set[object] = set()
-        for name in sorted(names | {checks.__name__}):
+        for name in sorted(names | {checks}):
             self._hide(name)
 
     def covers(self, obj: object) -> bool:
@@ -59,14 +59,13 @@ class Curtain:
         return {**vars(builtins), "__import__": guarded_import}
 
     def _refuses(self, wanted: str) -> bool:
-        hidden = self.active | {self.checks.__name__, GRADER}
-        return any(wanted == name or wanted.startswith(name + ".") for name in hidden)
+        hidden = self.active | {self.checks, GRADER}
+        return any(is_within(wanted, name) for name in hidden)
 
     def _hide(self, name: str) -> None:
         target, owner, attribute = resolve(name)
         if isinstance(target, ModuleType):
-            modules = [m for n, m in list(sys.modules.items()) if n == name or n.startswith(name + ".")]
-            for module in modules:
+            for module in [module for found, module in list(sys.modules.items()) if is_within(found, name)]:
                 for inner in list(vars(module).values()):
                     if getattr(inner, "__module__", None) == module.__name__:
                         self._guard(inner, name)
@@ -86,7 +85,7 @@ class Curtain:
             return False
         guard = self._wrap(target, name)
         for module in list(sys.modules.values()):
-            if getattr(module, "__name__", "").startswith(("minillm", self.checks.__name__)):
+            if getattr(module, "__name__", "").startswith(("minillm", self.checks)):
                 for key, value in list(vars(module).items()):
                     if value is target:
                         setattr(module, key, guard)
@@ -94,7 +93,7 @@ class Curtain:
 
     def _wrap(self, target, name: str):
         def guard(*args, **kwargs):
-            if (name in self.active or name == self.checks.__name__) and self._learner_calls(sys._getframe(1)):
+            if (name in self.active or name == self.checks) and self._learner_calls(sys._getframe(1)):
                 raise HiddenError(name)
             return target(*args, **kwargs)
 
@@ -104,11 +103,16 @@ class Curtain:
 
     def _learner_calls(self, frame: FrameType | None) -> bool:
         """Whether the learner's code stands above, nearer than the check's."""
-        while frame is not None and frame.f_globals.get("__name__") != self.checks.__name__:
+        while frame is not None and not is_within(frame.f_globals.get("__name__"), self.checks):
             if frame.f_code.co_filename.startswith(CELL):
                 return True
             frame = frame.f_back
         return False
+
+
+def is_within(name: object, package: str) -> bool:
+    """Whether a dotted name is the package or stands inside it."""
+    return isinstance(name, str) and (name == package or name.startswith(package + "."))
 
 
 def resolve(name: str) -> tuple[object, object, str]:
