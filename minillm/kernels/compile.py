@@ -20,13 +20,13 @@ from triton.compiler import ASTSource
 
 from minillm.devices import DEVICES
 from minillm.errors import ConfigError
-from minillm.kernels import flash, paged_attention, rms_norm, rope_kv_write, silu_mul
-from minillm.kernels.launch import ROWS, LaunchRow, aligned, find_row
+from minillm.kernels import flash, paged_attention, rms_norm, rope_kv_write, silu_mul, split_kv
+from minillm.kernels.launch import HALF, ROWS, SINGLE, LaunchRow, aligned, find_row
 
 CAPABILITIES = ((7, 5), (8, 0), (8, 9), (9, 0), (10, 0))
 ATTENTION = {"flash": flash, "paged_attention": paged_attention}
 POINTWISE = {"rms_norm": rms_norm, "rope_kv_write": rope_kv_write, "silu_mul": silu_mul}
-KERNELS = ATTENTION | POINTWISE
+KERNELS = ATTENTION | {"split_kv": split_kv} | POINTWISE
 
 INSTRUCTIONS = {"mma": r"\bmma\.sync", "wgmma": r"\bwgmma\.mma_async", "tcgen05": r"\btcgen05\.mma"}
 ASYNC_COPY = r"\bcp\.async\.(?:ca|cg|bulk)\b"
@@ -42,9 +42,10 @@ class Compiled:
 
 
 def table() -> list[LaunchRow]:
-    """Every launch that the report covers, by GPU and kernel.
+    """The launches that the report covers, by GPU and kernel.
 
-    bfloat16 stands for both half types, which compile alike; 7.5 has float16 only.
+    bfloat16 stands for both half types, which compile alike; 7.5 has float16 only. float32 is for tests, and of the
+    8-bit rows the split ones and the widest decodes are left out: a report is 120 compilations, three minutes.
     """
     return [row for capability in CAPABILITIES for name in KERNELS for row in _rows(name, capability)]
 
@@ -53,18 +54,23 @@ def _rows(kernel: str, capability: tuple[int, int]) -> list[LaunchRow]:
     half, other_half = ("float16", "bfloat16") if capability < (8, 0) else ("bfloat16", "float16")
     if kernel in POINTWISE:
         return POINTWISE[kernel].rows(capability, half)
+    if kernel == "split_kv":  # follows the attention kernel where that was split
+        split = [row for row in _rows("paged_attention", capability) if row.phase == "split"]
+        return [replace(row, kernel=kernel, phase="merge", num_warps=4, num_stages=1) for row in split]
     keys = [(row.head_size, row.dtype, row.phase) for row in ROWS if row.kernel == kernel and row.dtype != other_half]
     found = []
     for head_size, dtype, phase in dict.fromkeys(keys):
-        with contextlib.suppress(ConfigError):  # this GPU has no such row
-            row = find_row(kernel, capability, head_size, dtype, phase)
-            found.append(replace(row, compute_capability=capability))
+        widest = dtype not in HALF and (phase == "split" or (phase == "decode" and head_size > 128))
+        if dtype not in SINGLE and not widest:
+            with contextlib.suppress(ConfigError):  # this GPU has no such row
+                row = find_row(kernel, capability, head_size, dtype, phase)
+                found.append(replace(row, compute_capability=capability))
     return found
 
 
 def expected_instruction(row: LaunchRow) -> str:
     """The matrix instruction that a good compilation holds: "mma", "wgmma", "tcgen05" or "none"."""
-    if row.phase == "pointwise" or row.dtype == "float32" or row.compute_capability < (8, 0):
+    if row.phase in ("pointwise", "merge") or row.dtype == "float32" or row.compute_capability < (8, 0):
         return "none"  # Triton 3.3 and later has no matrix instructions for 7.5
     if row.phase != "prefill" or row.compute_capability < (9, 0):
         return "mma"  # a decode tile of 16 rows is too small for the newer ones
