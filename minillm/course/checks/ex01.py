@@ -1,24 +1,22 @@
 """What the exercise on tokens is checked against: learning merges, using them, and text that arrives in pieces.
 
-Words are chosen so that one slip shows in one place: only some have a letter twice in a row, only some are not ASCII, in
-only some does the leftmost pair lose. Bytes travel as strings of characters 0 to 255 (latin-1). The oracle scans every
-pair again after every merge; the engine's tokenizer is not used. Built in lesson 01.
+Words are chosen so that one slip shows in one place: only some repeat a letter in a row, only some are not ASCII, in
+some alone the leftmost pair is not the one to merge. The oracle (bpe_oracle.py) is slow and plain; that of streams is
+Python's own incremental decoder. The engine's tokenizer is not used. Built in lesson 01.
 """
 
 from __future__ import annotations
 
 import codecs
 import random
-from collections import Counter
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Sequence
 
+from minillm.course.checks import bpe_oracle as oracle
 from minillm.course.grader.task import Case, Record, Task, Verdicts
 
-HIDES = ("minillm.tokenizer", "minillm.detokenizer", "codecs.getincrementaldecoder")
+HIDES = ("minillm.tokenizer", "minillm.detokenizer")
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-
-Pair = tuple[bytes, bytes]
+SIGN = "\ufffd"  # what stands for bytes that are no text
 
 # ---- learning merges -----------------------------------------------------------------------------
 
@@ -30,81 +28,56 @@ def learn_cases(seed: int) -> list[Case]:
     a, b, c, d, e, f, g, h = r.sample(LETTERS, 8)
     low, high = sorted((a, b))
     often, seldom = r.randint(6, 9), r.randint(2, 5)
-    return [
-        _learn("three words", {"hug": 4, "pug": 2, "hugs": 1}, 1),
-        _learn("merged again", {a + b + c + d: often, a + b + c: seldom, a + b: 1}, 3),
-        _learn("how often", {a + b: often + seldom, c + d + e: 1, c + d + f: 1, c + d + g: 1}, 1),
-        _learn("word edges", {a + b: 1, b + a: 1, c + d: 2, a + b + e: 1, b + a + f: 1, a + b + g: 1}, 1),
-        _learn("in a row", {a * 5 + b: often, c + a * 3: seldom}, 3),
-        _learn("ties", {high + e: often, low + f: often, g + h: 1}, 1),
-        _learn("beyond ASCII", {"é" + a: often, "è" + a: seldom, r.choice("日本語") + b: 1}, 2),
-        _learn("runs out", {a + b: often, c: seldom}, r.randint(4, 8)),
-    ]
-
-
-def _learn(item: str, words: dict[str, int], num_merges: int) -> Case:
-    return {"items": [item], "words": words, "num_merges": num_merges}
+    umlaut = r.choice("éßñøжשλ")
+    edges = [c + a, b + d, e + a, b + f, g + a, b + h, c + d + e, c + d + f]
+    words = {
+        "three words": ({"hug": 4, "pug": 2, "hugs": 1}, 1),
+        "merged again": ({a + b: 1, a + b + c: seldom, a + b + c + d: often}, 3),
+        "how often": ({a + b: often + seldom, c + d + e: 1, c + d + f: 1, c + d + g: 1}, 1),
+        "word edges": (dict.fromkeys(edges, 1), 1),
+        "in a row": ({a * 5 + b: often, c + a * 3: seldom}, 2),
+        "ties": ({high + e: often, low + f: often}, 1),
+        "beyond ASCII": ({umlaut: often, umlaut + a: seldom}, 1),
+        "runs out": ({a + b: 1}, r.randint(4, 8)),
+    }
+    return [{"items": [item], "words": counts, "num_merges": merges} for item, (counts, merges) in words.items()]
 
 
 def learn_drive(learn_merges, case: Case) -> Record:
-    return {"merges": [_as_strings(pair) for pair in learn_merges(dict(case["words"]), case["num_merges"])]}
+    merges = learn_merges(dict(case["words"]), case["num_merges"])
+    return {"merges": [oracle.as_text(pair) for pair in merges]}
 
 
 def learn_judge(case: Case, record: Record) -> Verdicts:
-    words, num_merges, got = case["words"], case["num_merges"], record.get("merges")
+    given = case["words"], case["num_merges"]
     slips = {
-        "each word counts as often as it occurs, not once": _merges(dict.fromkeys(words, 1), num_merges),
-        "a pair was counted across the edge between two words": _merges(words, num_merges, across=True),
-        "the merge takes a part that the merge before has used up: after a merge, go on behind it": _merges(
-            words, num_merges, join=_join_overlapping
+        "each word counts as often as it occurs, not once": oracle.learn(dict.fromkeys(given[0], 1), given[1]),
+        "a pair was counted across the edge between two words": oracle.learn(*given, across=True),
+        "a part that one merge has used up was merged again: after a merge, go on behind it": oracle.learn(
+            *given, join=oracle.join_overlapping
         ),
-        "equal counts: the smaller pair, by Python's order of bytes, goes first": _merges(words, num_merges, sign=-1),
-        "the word was cut into characters; the first tokens are its UTF-8 bytes": _merges(words, num_merges, cut=_chars),
+        "of pairs with equal counts the smaller one, as Python orders bytes, goes first": oracle.learn(
+            *given, smallest=False
+        ),
+        "the word was cut into characters; the first tokens are the bytes of its UTF-8": oracle.learn(
+            *given, cut=oracle.whole_characters
+        ),
     }
-    return {item: _explain(got, _merges(words, num_merges), slips, "the list of merges") for item in case["items"]}
+    return dict.fromkeys(case["items"], explain(record.get("merges"), oracle.learn(*given), slips))
 
 
-def _merges(
-    words: dict[str, int],
-    num_merges: int,
-    cut: Callable[[str], list[bytes]] = lambda word: _bytes(word.encode()),
-    join: Callable[[list[bytes], Pair], list[bytes]] | None = None,
-    sign: int = 1,
-    across: bool = False,
-) -> list[list[str]]:
-    """The oracle, and with another argument one of the slips."""
-    join = join or _join
-    parts = [(cut(word), count) for word, count in words.items()]
-    if across:
-        parts = [([part for tokens, count in parts for part in tokens * count], 1)]
-    merges: list[list[str]] = []
-    while len(merges) < num_merges:
-        counts: Counter[Pair] = Counter()
-        for tokens, count in parts:
-            for pair in pairwise(tokens):
-                counts[pair] += count
-        if not counts:
-            break
-        most = max(counts.values())
-        best = sorted(pair for pair in counts if counts[pair] == most)[0 if sign > 0 else -1]
-        merges.append(_as_strings(best))
-        parts = [(join(tokens, best), count) for tokens, count in parts]
-    return merges
+def explain(got: object, wanted: list, slips: dict[str, list]) -> str:
+    """ "" when `got` is right, else the slip that gives just this, else what came instead."""
+    if got == wanted:
+        return ""
+    if "not bytes" in repr(got):
+        return f"the result holds things that are not bytes: {show(got)}"
+    return next((slip for slip, values in slips.items() if got == values), f"{show(got)}, expected {show(wanted)}")
 
 
-def _join(tokens: list[bytes], pair: Pair) -> list[bytes]:
-    joined, i = [], 0
-    while i < len(tokens):
-        together = tuple(tokens[i : i + 2]) == pair
-        joined.append(tokens[i] + tokens[i + 1] if together else tokens[i])
-        i += 2 if together else 1
-    return joined
-
-
-def _join_overlapping(tokens: list[bytes], pair: Pair) -> list[bytes]:
-    hits = [tuple(tokens[i : i + 2]) == pair for i in range(len(tokens))]
-    kept = [i for i in range(len(tokens)) if hits[i] or i == 0 or not hits[i - 1]]
-    return [tokens[i] + tokens[i + 1] if hits[i] else tokens[i] for i in kept]
+def show(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else text[:97] + "..."
 
 
 # ---- using them ----------------------------------------------------------------------------------
@@ -114,63 +87,154 @@ ENCODE_ITEMS = ("one merge", "in order", "lowest rank first", "merged again", "i
 
 def encode_cases(seed: int) -> list[Case]:
     r = random.Random(seed)
-    a, b, c, d, e = (letter.encode() for letter in r.sample(LETTERS, 5))
-    tail = [letter.encode() for letter in r.sample(LETTERS.upper(), r.randint(2, 4))]
-    chain = [(b"".join(tail[:i]), tail[i]) for i in range(1, len(tail))]
-    return [
-        _encode("one merge", b"hugs", [(b"u", b"g")]),
-        _encode("in order", a + b + c + d, [(a, b), (c, d)]),
-        _encode("lowest rank first", b"lighthouse", [(b"o", b"u"), (b"t", b"h"), (b"g", b"h"), (b"h", b"o")]),
-        _encode("lowest rank first", a + b + c + d, [(b, c), (a, b), (c, d)]),
-        _encode("merged again", b"".join(tail) + e, chain),
-        _encode("in a row", a * r.choice((3, 5)) + b, [(a, a)]),
-        _encode("nothing to merge", d + "é".encode() + e, [(a, b)]),
-        _encode("nothing to merge", b"", [(a, b)]),
+    a, b, c, d, e = r.sample(LETTERS, 5)
+    long = "".join(r.sample(LETTERS.upper(), r.randint(3, 5)))
+    words = [
+        ("one merge", "hugs", ["u g"]),
+        ("in order", a + b + c + d, [f"{a} {b}", f"{c} {d}"]),
+        ("lowest rank first", a + b + c + d + e, [f"{b} {c}", f"{a} {b}", f"{c} {d}", f"{d} {e}"]),
+        ("lowest rank first", "lighthouse", ["h o", "t h", "g h"]),
+        ("merged again", long + a, [f"{long[:i]} {long[i]}" for i in range(1, len(long))]),
+        ("in a row", a * r.choice((3, 5)) + b, [f"{a} {a}"]),
+        ("nothing to merge", d + "Ã©" + e, [f"{a} {b}"]),  # the two bytes of an é
+        ("nothing to merge", "", [f"{a} {b}"]),
     ]
-
-
-def _encode(item: str, word: bytes, merges: list[Pair]) -> Case:
-    return {"items": [item], "word": word.decode("latin-1"), "merges": [_as_strings(pair) for pair in merges]}
+    return [{"items": [item], "word": word, "merges": [m.split() for m in merges]} for item, word, merges in words]
 
 
 def encode_drive(encode_word, case: Case) -> Record:
-    ranks = {tuple(_as_bytes(pair)): rank for rank, pair in enumerate(case["merges"])}
-    return {"tokens": _as_strings(encode_word(case["word"].encode("latin-1"), ranks))}
+    return {"tokens": oracle.as_text(encode_word(case["word"].encode("latin-1"), oracle.as_ranks(case["merges"])))}
 
 
 def encode_judge(case: Case, record: Record) -> Verdicts:
-    word = case["word"].encode("latin-1")
-    ranks = {tuple(_as_bytes(pair)): rank for rank, pair in enumerate(case["merges"])}
-    got = record.get("tokens")
+    word, ranks = case["word"].encode("latin-1"), oracle.as_ranks(case["merges"])
+    singles = {pair: rank for pair, rank in ranks.items() if len(pair[0] + pair[1]) == 2}
     slips = {
-        "the leftmost pair was merged, not the one with the lowest rank": _tokens(word, ranks, lambda rank, i: i),
-        "the highest rank went first; learnt earlier means lower": _tokens(word, ranks, lambda rank, i: (-rank, i)),
-        "the merging ends too early: what a merge makes may be merged again": _tokens(word, ranks, rounds=1),
-        "among equal pairs the leftmost goes first": _tokens(word, ranks, lambda rank, i: (rank, -i)),
-        "the longest known token was taken from the left, whatever the ranks say": _longest(word, ranks),
+        "it went from the left; the pair with the lowest rank goes first, wherever it stands": oracle.encode(
+            word, ranks, lambda rank, i: i
+        ),
+        "the highest rank went first; a merge that was learnt earlier has the lower rank": oracle.encode(
+            word, ranks, lambda rank, i: (-rank, i)
+        ),
+        "it stopped too early: what a merge has made may be merged again": oracle.encode(word, singles),
+        "where one pair stands in several places, the leftmost goes first": oracle.encode(
+            word, ranks, lambda rank, i: (rank, -i)
+        ),
     }
-    wrong = _explain(got, _tokens(word, ranks), slips, "the list of tokens")
-    if wrong and isinstance(got, list) and all(isinstance(token, str) for token in got) and "".join(got) != case["word"]:
-        wrong = f"the tokens {got} joined are not the word: bytes were lost or doubled"
-    return dict.fromkeys(case["items"], wrong)
+    return dict.fromkeys(case["items"], explain(record.get("tokens"), oracle.encode(word, ranks), slips))
 
 
-def _tokens(word: bytes, ranks: dict[Pair, int], order=lambda rank, i: (rank, i), rounds: int = 1000) -> list[str]:
-    """The oracle, and with another order of merges one of the slips."""
-    tokens = _bytes(word)
-    for _ in range(rounds):
-        found = [(order(ranks[pair], i), i) for i, pair in enumerate(pairwise(tokens)) if pair in ranks]
-        if not found:
-            break
-        i = min(found)[1]
-        tokens[i : i + 2] = [tokens[i] + tokens[i + 1]]
-    return _as_strings(tokens)
+# ---- text in pieces ------------------------------------------------------------------------------
+
+STREAM_ITEMS = (
+    "ASCII at once",
+    "a cut character",
+    "any split",
+    "broken bytes",
+    "unfinished end",
+    "the sign itself",
+    "a second text",
+)
+BY_PIECE = ("ASCII at once", "a cut character", "any split", "the sign itself")  # else only the whole counts
 
 
-def _longest(word: bytes, ranks: dict[Pair, int]) -> list[str]:
-    known, tokens = {first + second for first, second in ranks}, []
-    while word:
-        size = next(size for size in range(len(word), 0, -1) if size == 1 or word[:size] in known)
-        tokens.append(word[:size])
-        word = word[size:]
-    return _as_strings(tokens)
+def stream_cases(seed: int) -> list[Case]:
+    r = random.Random(seed)
+    word = "".join(r.choices(LETTERS, k=5))
+    mixed = "".join(r.choices("aé中🙂ß日🌊 z", k=12)).encode()
+    cuts = sorted(r.sample(range(1, len(mixed)), min(6, len(mixed) - 1)))
+    pieces = [mixed[i:j] for i, j in zip([0, *cuts], [*cuts, len(mixed)], strict=True)]
+    smile = "🙂".encode()
+    texts = {
+        "ASCII at once": [[word[:2].encode(), b" ", word[2:].encode()]],
+        "a cut character": [[b"caf", b"\xc3", b"\xa9", b"!"], [smile[:2], smile[2:]], oracle.single_bytes(smile)],
+        "any split": [pieces],
+        "broken bytes": [[word.encode(), r.choice((b"\xff", b"\xfe", b"\xc0", b"\x80")), b"end"]],
+        "unfinished end": [[word.encode(), r.choice((b"\xc3", b"\xe4", b"\xf0\x9f"))]],
+        "the sign itself": [[word.encode(), SIGN.encode(), b"?"]],
+        "a second text": [[b"one", b"\xc3"], [word.encode(), b"."]],
+    }
+    return [
+        {"items": [item], "texts": [[piece.decode("latin-1") for piece in text] for text in texts[item]]}
+        for item in STREAM_ITEMS
+    ]
+
+
+def stream_drive(TextStream, case: Case) -> Record:
+    stream, shown = TextStream(), []
+    for text in case["texts"]:
+        shown.append([*(stream.push(piece.encode("latin-1")) for piece in text), stream.flush()])
+    return {"shown": shown}
+
+
+def stream_judge(case: Case, record: Record) -> Verdicts:
+    (item,) = case["items"]
+    texts = [[piece.encode("latin-1") for piece in text] for text in case["texts"]]
+    shown = record.get("shown")
+    if not _are_texts(shown, texts):
+        return {item: f"push and flush have to return a str each time, not {show(shown)}"}
+    wanted = [in_pieces(text) for text in texts]
+    if shown == wanted or (item not in BY_PIECE and [*map("".join, shown)] == [*map("".join, wanted)]):
+        return {item: ""}
+    whole, right = (["".join(text) for text in result] for result in (shown, wanted))
+    slips = {
+        "text was held back that was complete: only an unfinished character has to wait": whole == right,
+        f"bytes that are no text were dropped; each becomes {SIGN}": whole
+        == [b"".join(text).decode(errors="ignore") for text in texts],
+        "something of the first text was left when the second began": item == "a second text" and whole[0] == right[0],
+        "an unfinished character was given up too early: its other bytes come with the next piece": any(
+            got.count(SIGN) > text.count(SIGN) for got, text in zip(whole, right, strict=True)
+        ),
+    }
+    return {item: next((slip for slip, found in slips.items() if found), f"{show(shown)}, expected {show(wanted)}")}
+
+
+def _are_texts(shown: object, texts: Sequence[Sequence[bytes]]) -> bool:
+    return (
+        isinstance(shown, list)
+        and [len(s) if isinstance(s, list) else -1 for s in shown] == [len(text) + 1 for text in texts]
+        and all(isinstance(piece, str) for s in shown for piece in s)
+    )
+
+
+def in_pieces(pieces: Sequence[bytes]) -> list[str]:
+    """What may be shown after each piece, and at the end."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    return [*(decoder.decode(piece) for piece in pieces), decoder.decode(b"", final=True)]
+
+
+TASKS = (
+    Task(
+        "ex01.1",
+        "learn_merges",
+        "learning merges",
+        len(LEARN_ITEMS),
+        LEARN_ITEMS,
+        learn_cases,
+        learn_drive,
+        learn_judge,
+        HIDES,
+    ),
+    Task(
+        "ex01.2",
+        "encode_word",
+        "encoding with ranks",
+        len(ENCODE_ITEMS),
+        ENCODE_ITEMS,
+        encode_cases,
+        encode_drive,
+        encode_judge,
+        HIDES,
+    ),
+    Task(
+        "ex01.3",
+        "TextStream",
+        "text in pieces",
+        len(STREAM_ITEMS),
+        STREAM_ITEMS,
+        stream_cases,
+        stream_drive,
+        stream_judge,
+        HIDES,
+    ),
+)
