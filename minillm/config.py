@@ -21,7 +21,7 @@ DTYPES = {
     "half": torch.float16,
 }
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
-ATTENTION_BODIES = ("auto", "naive", "flash", "sdpa", "cpu")
+ATTENTION_BODIES = ("auto", "naive", "flash", "sdpa", "cpu", "triton")
 SCHEDULING_POLICIES = (
     "static",
     "iteration",

@@ -13,7 +13,8 @@ Row i of a request that ends at context length S with n rows in this step sees t
 last `window` when the layer has one. A row that sees no key gives 0 and LSE -inf, never NaN.
 
 Bodies, from the plainest to the fastest: `naive` builds the n x n matrix and is the oracle; `flash` is
-the tiled online softmax in PyTorch; `sdpa` calls the library; `cpu` is the default on processors.
+the tiled online softmax in PyTorch; `sdpa` calls the library; `cpu` is the default on processors, `triton`
+on GPUs.
 """
 
 from minillm.attention.choose import choose_attention

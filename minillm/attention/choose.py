@@ -9,6 +9,7 @@ import torch
 from minillm.attention import flash, naive, sdpa
 from minillm.attention.cpu import CPUAttention
 from minillm.attention.per_request import PerRequest
+from minillm.attention.triton import TritonAttention, compute_capability, why_not
 from minillm.config import ATTENTION_BODIES
 from minillm.errors import ConfigError
 
@@ -34,7 +35,14 @@ def choose_attention(device: torch.device | str, dtype: torch.dtype, name: str =
         return PerRequest(flash.attention), "flash, as asked: the tiled online softmax in PyTorch, slow"
     if name == "sdpa":
         return PerRequest(sdpa.attention, sdpa.output), "sdpa, as asked: PyTorch's own attention, one call per request"
+    if name == "triton":
+        return TritonAttention(dtype, device), "triton, as asked: our own kernels over the paged cache"
     if kind == "cuda":
-        return PerRequest(sdpa.attention, sdpa.output), "sdpa: PyTorch's own attention, the default on a GPU"
+        problem = why_not(kind, dtype, compute_capability(torch.device(device)))
+        if problem:
+            return PerRequest(
+                sdpa.attention, sdpa.output
+            ), f"sdpa: PyTorch's own attention; attention='triton' {problem}"
+        return TritonAttention(dtype, device), "triton: our own kernels over the paged cache, the default on a GPU"
     attend = CPUAttention(dtype)
     return attend, f"cpu: {'as asked' if name == 'cpu' else 'the default on processors'}; {attend.reason}"

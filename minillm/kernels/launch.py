@@ -18,7 +18,7 @@ from minillm.errors import ConfigError
 class LaunchRow:
     """How one kernel is launched.
 
-    kernel              "flash" or "paged_attention"
+    kernel              "flash", "paged_attention" or "merge_splits"
     compute_capability  the lowest one that the row is for
     head_size           the largest one that the row is for; smaller ones are padded to it or to a smaller row
     dtype               of the keys and values, as PyTorch spells it; 8-bit ones meet queries of 16 bits
@@ -85,6 +85,7 @@ _TABLE = (
     (PAGED, EVERY, (256,), SINGLE, PREFILL, 16, 32, 8, 3, "larger tiles do not fit the registers"),
     (PAGED, EVERY, (64, 128), SINGLE, DECODES, 16, 32, 4, 3, "for tests and comparisons, not tuned"),
     (PAGED, EVERY, (256,), SINGLE, DECODES, 16, 16, 4, 3, "for tests and comparisons, not tuned"),
+    (("merge_splits",), EVERY, (64, 128, 256), (*HALF, *SINGLE), ("split",), 1, 64, 4, 1, "64 parts of a row at most"),
 )
 
 ROWS = tuple(
@@ -101,6 +102,12 @@ def find_row(
 
     Raises ConfigError naming what has no row.
     """
+    if dtype.startswith("float8") and compute_capability < (8, 9):
+        major, minor = compute_capability
+        raise ConfigError(
+            f"{dtype} keys and values need compute capability 8.9 (L4, RTX 40, H100), this GPU has {major}.{minor}; "
+            "keep them in int8 or in 16 bits"
+        )
     rows = [row for row in ROWS if (row.kernel, row.dtype, row.phase) == (kernel, dtype, phase)]
     rows = [row for row in rows if row.compute_capability <= compute_capability and row.head_size >= head_size]
     if not rows:

@@ -20,7 +20,7 @@ from minillm.kernels.launch import LaunchRow
 
 
 @triton.jit(
-    do_not_specialize=["table_stride", "list_width", "num_requests", "fewest_queries", "queries_per_part"],
+    do_not_specialize=["table_width", "list_width", "num_requests", "fewest_queries", "queries_per_part"],
 )
 def paged_attention_kernel(
     q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, out_ptr, lse_ptr,
@@ -28,7 +28,7 @@ def paged_attention_kernel(
     q_row_stride, q_head_stride,
     k_block_stride, k_slot_stride, k_head_stride,
     v_block_stride, v_slot_stride, v_head_stride,
-    table_stride, list_width, num_requests, fewest_queries, queries_per_part, scale,
+    table_width, list_width, num_requests, fewest_queries, queries_per_part, scale,
     HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, SINKS: tl.constexpr, DECODE: tl.constexpr, SPLIT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -85,7 +85,7 @@ def paged_attention_kernel(
         num_steps = tl.minimum(first_step + share, num_steps)
 
     # 3. FlashAttention over them: full tiles without a mask, then those that need one.
-    table_ptr = block_tables_ptr + request.to(tl.int64) * table_stride
+    table_ptr = block_tables_ptr + request.to(tl.int64) * table_width
     k_ptr += kv_head * k_head_stride
     v_ptr += kv_head * v_head_stride
     o_i = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -218,7 +218,7 @@ def paged_attention(
     k_pages, v_pages [P, block_size, Hkv, D], of q's dtype, or 8-bit with k_scale, v_scale [P, block_size, Hkv]
                      float32, contiguous, each the value of one step
     block_tables     [B, max_blocks] int32;  query_start_loc [B+1], seq_lens [B] int32
-    row              tile sizes and phase. "decode" serves requests of at most block_m // (H / Hkv) queries;
+    row              tile sizes and phase. "decode" and "split" serve requests of at most `queries_per_tile` queries,
                      "prefill" those of at least `fewest_queries`
     window, sinks    a query sees its last `window` keys and the first `sinks` ones
     block_list       [tiles, Hkv, width] int32 with block_count [tiles, Hkv]: the key tiles (of row.block_n keys) that
@@ -233,7 +233,8 @@ def paged_attention(
     group = heads // kv_heads
     block_m = tile_rows(row, group)
     decode = row.phase != "prefill"
-    tiles = num_requests if decode else num_query_tiles(q.shape[0], num_requests, block_m // group)
+    # Enough for any way of sharing T tokens out to B requests, so that nobody has to read query_start_loc here.
+    tiles = num_requests if decode else q.shape[0] // queries_per_tile(row, group) + num_requests
     paged_attention_kernel[(tiles, kv_heads, num_splits)](
         q, k_pages, v_pages, k_scale, v_scale, out, lse,
         block_tables, query_start_loc, seq_lens, block_list, block_count,
@@ -252,9 +253,9 @@ def tile_rows(row: LaunchRow, group: int) -> int:
     return max(row.block_m, triton.next_power_of_2(group))
 
 
-def num_query_tiles(num_tokens: int, num_requests: int, queries: int) -> int:
-    """Programs that are enough for any way of sharing T tokens out to B requests, in tiles of `queries`."""
-    return num_tokens // queries + num_requests
+def queries_per_tile(row: LaunchRow, group: int) -> int:
+    """Queries in a tile whose rows are queries times `group` heads; a decode row serves requests of up to so many."""
+    return tile_rows(row, group) // group
 
 
 def padded(head_size: int) -> int:
