@@ -17,7 +17,7 @@ from typing import get_type_hints
 
 from minillm.errors import ConfigError, MinillmError
 
-DEMO_QUESTION = "What is the capital of France?"
+DEMO_QUESTION = "Name the capital of France."  # no step is a near tie, so rounding on no processor changes the answer
 SAMPLING_FLAGS = {"max_tokens": int, "temperature": float, "top_p": float, "top_k": int, "min_p": float, "seed": int}
 
 

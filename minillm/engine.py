@@ -215,15 +215,18 @@ class Engine:
             reason, stop = "length", "max_model_len"
         if reason is not None:
             self.scheduler.finish(request, reason, stop)
-        return self._chunk(request, text, [token])
+        return self._chunk(request, text, [token], None if logprobs is None else [logprobs])
 
-    def _chunk(self, request: Request, text: str, token_ids: list[int]) -> StreamChunk:
+    def _chunk(
+        self, request: Request, text: str, token_ids: list[int], logprobs: list[dict] | None = None
+    ) -> StreamChunk:
         """What the caller sees of this step; the last chunk of a job carries its whole output."""
         job, sequence = self._job_of[request]
         if request.finished:
             text += sequence.detokenizer.flush()
             del self._job_of[request]
-        chunk = StreamChunk(job.first.request_id, request.index, text, token_ids, request.finished)
+        chunk = StreamChunk(job.first.request_id, request.index, text, token_ids, logprobs)
+        chunk.finish_reason, chunk.stop_reason = request.finish_reason, request.stop_reason
         if job.finished:
             del self._jobs[job.first.request_id]
             chunk.output = job.output()

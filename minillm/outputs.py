@@ -49,15 +49,23 @@ class RequestOutput:
 class StreamChunk:
     """What one step added to one completion.
 
-    text         may be empty while half a character or the start of a stop string is held back
-    token_ids    the tokens of this step
-    finished     this completion has ended
-    output       the whole RequestOutput, in the chunk that ends the request
+    text           may be empty while half a character or the start of a stop string is held back
+    token_ids      the tokens of this step
+    logprobs       one dictionary per token, only when asked for
+    finish_reason  and stop_reason, as in CompletionOutput, in the chunk that ends this completion
+    output         the whole RequestOutput, in the chunk that ends the request
     """
 
     request_id: str
     index: int
     text: str
     token_ids: list[int]
-    finished: bool = False
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
     output: RequestOutput | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Has this completion ended?"""
+        return self.finish_reason is not None

@@ -87,7 +87,7 @@ def test_bfloat16_with_four_bit_weights_stays_close_to_fp32(llm, llm_bf16):
 
 
 def test_the_default_model_answers_a_question(llm_bf16):
-    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    messages = [{"role": "user", "content": "Name the capital of France."}]
     completion = llm_bf16.chat(messages, use_tqdm=False)[0].outputs[0]
     assert "Paris" in completion.text
     assert completion.finish_reason == "stop" and completion.stop_reason is None
