@@ -2,29 +2,42 @@
 same on every machine; `show` puts the figure into the notebook."""
 
 from minillm.course.figures.attention_map import attention_map
+from minillm.course.figures.byte_stream import byte_stream
 from minillm.course.figures.engine_so_far import Reading, engine_so_far
 from minillm.course.figures.gallery import gallery
 from minillm.course.figures.growth import growth
 from minillm.course.figures.masks import masks
 from minillm.course.figures.matrices import Matrix, matrices
+from minillm.course.figures.merges import Merge, merges
+from minillm.course.figures.roofline import Roof, Work, roofline
 from minillm.course.figures.score_matrix import score_matrix
 from minillm.course.figures.silence import silence
 from minillm.course.figures.street import street
+from minillm.course.figures.token_cost import token_cost
+from minillm.course.figures.token_tiles import token_tiles
 from minillm.course.figures.ttft_bar import ttft_bar
 from minillm.course.style import show
 
 __all__ = [
     "Matrix",
+    "Merge",
     "Reading",
+    "Roof",
+    "Work",
     "attention_map",
+    "byte_stream",
     "engine_so_far",
     "gallery",
     "growth",
     "masks",
     "matrices",
+    "merges",
+    "roofline",
     "score_matrix",
     "show",
     "silence",
     "street",
+    "token_cost",
+    "token_tiles",
     "ttft_bar",
 ]
