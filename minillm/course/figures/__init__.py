@@ -2,14 +2,17 @@
 same on every machine; `show` puts the figure into the notebook."""
 
 from minillm.course.figures.attention_map import attention_map
+from minillm.course.figures.block_plan import block_plan
 from minillm.course.figures.byte_stream import byte_stream
 from minillm.course.figures.engine_so_far import Reading, engine_so_far
 from minillm.course.figures.gallery import gallery
 from minillm.course.figures.growth import growth
+from minillm.course.figures.logit_lens import logit_lens
 from minillm.course.figures.masks import masks
 from minillm.course.figures.matrices import Matrix, matrices
 from minillm.course.figures.merges import Merge, merges
 from minillm.course.figures.roofline import Roof, Work, roofline
+from minillm.course.figures.rotation import rotation
 from minillm.course.figures.score_matrix import score_matrix
 from minillm.course.figures.silence import silence
 from minillm.course.figures.street import street
@@ -26,13 +29,16 @@ __all__ = [
     "Work",
     "attention_map",
     "byte_stream",
+    "block_plan",
     "engine_so_far",
     "gallery",
     "growth",
+    "logit_lens",
     "masks",
     "matrices",
     "merges",
     "roofline",
+    "rotation",
     "score_matrix",
     "show",
     "silence",
