@@ -2,6 +2,7 @@
 
 The oracle follows the definition row by row and shares no code with the bodies: the row at position p of a
 context sees the keys max(0, p - window + 1) .. p. Pages, unused blocks and the rows past a context are NaN.
+Also here: values and memory layouts on which wrong kernels have been seen to pass or fail.
 """
 
 from dataclasses import dataclass, field
@@ -41,6 +42,41 @@ def random_sequence(n, num_keys, heads=4, kv_heads=2, head_size=16, dtype=torch.
     q = torch.randn(n, heads, head_size, dtype=torch.float64).to(dtype)
     k, v = (torch.randn(num_keys, kv_heads, head_size, dtype=torch.float64).to(dtype) for _ in range(2))
     return q, k, v
+
+
+def rising(q, k, v):
+    """Scores grow with the position, by about 60 in all: the running maximum changes in every tile."""
+    steps = torch.linspace(0, 60, len(k))[:, None, None]
+    direction = torch.ones(q.shape[-1])
+    q = direction + 0.05 * q
+    return q, steps * direction / q.shape[-1] ** 0.5 + 0.05 * k, v
+
+
+def deep(q, k, v):
+    """All scores near -200: exp of any of them is 0 in float32.
+
+    float32 rounds such a score by up to 1.5e-5 and the probabilities with it; small values keep the output's
+    error within the tolerance for scores of ordinary size.
+    """
+    direction = torch.ones(q.shape[-1])
+    return direction + 0.01 * q, -200 / q.shape[-1] ** 0.5 * direction + 0.01 * k, 0.1 * v
+
+
+def equal(q, k, v):
+    """All keys equal: the output is the mean of the visible values."""
+    return q, k[:1].expand_as(k).clone(), v
+
+
+def inside_nan(x):
+    """The same values as an interior slice of a larger buffer of NaN."""
+    buffer = torch.full([size + 3 for size in x.shape], NAN, dtype=x.dtype)
+    inner = buffer[tuple(slice(1, size + 1) for size in x.shape)]
+    return inner.copy_(x)
+
+
+def transposed(x):
+    """The same values with the rows as the fastest axis in memory."""
+    return x.permute(2, 1, 0).contiguous().permute(2, 1, 0)
 
 
 @dataclass

@@ -13,7 +13,19 @@ from minillm.batch import Batch
 from minillm.config import ATTENTION_BODIES
 from minillm.errors import ConfigError, ShapeError
 from minillm.kv_cache import KVLayer
-from tests.unit.attention_cases import NAN, Ragged, assert_close, check, oracle, random_sequence
+from tests.unit.attention_cases import (
+    NAN,
+    Ragged,
+    assert_close,
+    check,
+    deep,
+    equal,
+    inside_nan,
+    oracle,
+    random_sequence,
+    rising,
+    transposed,
+)
 
 B = 16  # block size
 FUNCTIONS = {"naive": naive.attention, "flash": flash.attention, "sdpa": sdpa.attention}
@@ -83,29 +95,6 @@ def test_block_sizes(body, block_size):
 
 
 # -- values
-
-
-def rising(q, k, v):
-    """Scores grow with the position, by about 60 in all: the running maximum changes in every tile."""
-    steps = torch.linspace(0, 60, len(k))[:, None, None]
-    direction = torch.ones(q.shape[-1])
-    q = direction + 0.05 * q
-    return q, steps * direction / q.shape[-1] ** 0.5 + 0.05 * k, v
-
-
-def deep(q, k, v):
-    """All scores near -200: exp of any of them is 0 in float32.
-
-    float32 rounds such a score by up to 1.5e-5 and the probabilities with it; small values keep the output's
-    error within the tolerance for scores of ordinary size.
-    """
-    direction = torch.ones(q.shape[-1])
-    return direction + 0.01 * q, -200 / q.shape[-1] ** 0.5 * direction + 0.01 * k, 0.1 * v
-
-
-def equal(q, k, v):
-    """All keys equal: the output is the mean of the visible values."""
-    return q, k[:1].expand_as(k).clone(), v
 
 
 @pytest.mark.parametrize("kind", [rising, deep, equal])
@@ -240,18 +229,6 @@ def test_an_empty_batch_is_legal(body):
 
 
 # -- memory layouts
-
-
-def inside_nan(x):
-    """The same values as an interior slice of a larger buffer of NaN."""
-    buffer = torch.full([size + 3 for size in x.shape], NAN, dtype=x.dtype)
-    inner = buffer[tuple(slice(1, size + 1) for size in x.shape)]
-    return inner.copy_(x)
-
-
-def transposed(x):
-    """The same values with the rows as the fastest axis in memory."""
-    return x.permute(2, 1, 0).contiguous().permute(2, 1, 0)
 
 
 @pytest.mark.parametrize("layout", [inside_nan, transposed])
