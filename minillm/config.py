@@ -35,7 +35,7 @@ CHUNKING = ("prefill_first", "chunked", "interleaved", "speculative_prefill")
 POLICIES_WITH = {
     "long_prefill_token_threshold": CHUNKING,
     "prefill_chunk_size": CHUNKING,
-    "pad_batches": ("static", "similar_length"),
+    "pad_batches": ("static", "iteration", "similar_length"),
     "max_group_wait_steps": ("similar_length",),
     "max_long_partial_prefills": ("interleaved",),
     "max_overtaken_steps": ("interleaved",),
@@ -147,9 +147,7 @@ class EngineConfig:
     long_prefill_token_threshold: int | None = None  # most tokens of one prompt per step
     prefill_chunk_size: int | None = None  # the same option under the article's name
     scheduling_policy: str = "chunked"
-    pad_batches: bool = (
-        False  # static, similar_length: compute every row of a rectangle, as engines without ragged rows
-    )
+    pad_batches: bool = False  # static, iteration, similar_length: fill every prompt of a step up to the longest
     max_group_wait_steps: int | None = None  # similar_length: a prompt passed over this often goes next (16)
     max_long_partial_prefills: int | None = None  # interleaved: long prompts in progress at once (1)
     max_overtaken_steps: int | None = None  # interleaved: steps in which short prompts may overtake a long one (64)

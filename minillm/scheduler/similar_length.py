@@ -12,7 +12,7 @@ from math import log2
 
 from minillm.request import Request
 from minillm.scheduler.base import Scheduler
-from minillm.scheduler.rectangle import fits, padding
+from minillm.scheduler.rectangle import admit_side_by_side
 from minillm.scheduler.step import Step
 
 MAX_GROUP_WAIT_STEPS = 16
@@ -42,18 +42,8 @@ class SimilarLengthScheduler(Scheduler):
 
     def plan(self, step: Step) -> None:
         budget = self.decode(step, self.max_num_batched_tokens)
-        num_decodes = len(step.scheduled)
-        if step.preempted:
-            return
-        for request in self._next_group():
-            if self.pad_batches and not fits(step, request, self.max_num_batched_tokens, num_decodes):
-                break
-            n = self.admit(request, budget, step)
-            if n == 0:
-                break
-            budget -= n
-        if self.pad_batches:
-            step.padding = padding(n for _, n in step.scheduled[num_decodes:])
+        if not step.preempted:
+            admit_side_by_side(self, self._next_group(), step, budget, self.pad_batches)
 
     def _next_group(self) -> list[Request]:
         """The class that is due, else the largest, its members in order of the queue."""

@@ -7,8 +7,10 @@ really computed, as in an engine whose batch is a rectangle. Built in lesson 12 
 
 from __future__ import annotations
 
+from itertools import islice
+
 from minillm.scheduler.base import Scheduler
-from minillm.scheduler.rectangle import fits, padding
+from minillm.scheduler.rectangle import admit_side_by_side
 from minillm.scheduler.step import Step
 
 
@@ -28,12 +30,6 @@ class StaticScheduler(Scheduler):
             if self.pad_batches and step.scheduled:
                 step.padding = [1] * (self.batch_size - len(step.scheduled))
             return
-        budget = self.max_num_batched_tokens
-        while self.waiting and (not self.pad_batches or fits(step, self.waiting[0], self.max_num_batched_tokens)):
-            n = self.admit(self.waiting[0], budget, step)
-            if n == 0:
-                break
-            budget -= n
+        next_ones = list(islice(self.waiting, self.max_num_seqs))
+        admit_side_by_side(self, next_ones, step, self.max_num_batched_tokens, self.pad_batches)
         self.batch_size = self.num_running_seqs
-        if self.pad_batches:
-            step.padding = padding(n for _, n in step.scheduled)

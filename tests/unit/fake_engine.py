@@ -230,7 +230,7 @@ class Snapshot:
                 assert order == sorted(order)
 
         # no budget is left while there is something it could compute
-        if left and policy in BUSY:
+        if left and policy in BUSY and not config.pad_batches:
             for request in self.running:
                 if request not in lost:
                     wanted = request.num_tokens - self.computed[request]

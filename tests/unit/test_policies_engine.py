@@ -15,6 +15,7 @@ from tests.unit.engines import GREEDY, MAX_LEN, make_engine, random_prompts, run
 
 ARMS = {policy: {} for policy in SCHEDULING_POLICIES}
 ARMS["static, padded"] = {"scheduling_policy": "static", "pad_batches": True}
+ARMS["iteration, padded"] = {"scheduling_policy": "iteration", "pad_batches": True}
 ARMS["similar_length, padded"] = {"scheduling_policy": "similar_length", "pad_batches": True}
 WHOLE_PROMPTS = ("static", "iteration", "similar_length")
 
@@ -36,7 +37,7 @@ def test_tokens_equal_those_of_a_solo_run(tiny, session_seed, arm, body):
     assert run(engine_of(tiny, arm, body=body, max_num_seqs=2), prompts) == alone
 
 
-@pytest.mark.parametrize("arm", ["static, padded", "similar_length, padded"])
+@pytest.mark.parametrize("arm", ["static, padded", "iteration, padded", "similar_length, padded"])
 def test_a_rectangle_is_really_computed_and_leaves_nothing_in_the_cache(tiny, session_seed, arm):
     engine = engine_of(tiny, arm)
     seen, build = [], engine.make_batch

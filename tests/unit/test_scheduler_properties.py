@@ -48,7 +48,7 @@ WHOLE_PROMPTS = ("static", "iteration", "similar_length")
 
 def policy_options(policy, choose):
     """Options of one policy's own; `choose` picks one of a list."""
-    if policy == "static":
+    if policy in ("static", "iteration"):
         return {"pad_batches": choose([True, False])}
     if policy == "similar_length":
         return {"pad_batches": choose([True, False]), "max_group_wait_steps": choose([None, 1, 3])}
