@@ -28,6 +28,7 @@ import psutil
 
 LOADS = (0.5, 1.0, 3.0)  # of capacity
 LEAVING = 0.1  # share of clients that leave in the middle
+SEATS = 16  # sequences that the server runs at once, and requests in flight while its capacity is measured
 NUM_PROMPTS = 24
 MAX_TOKENS = 24
 HEALTH_EVERY_S = 0.1
@@ -69,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="write the result as JSON")
     args = parser.parse_args(argv)
-    options = ["--dtype", "float32", "--max-num-seqs", "16", "--max-queued-requests", "32"]
+    options = ["--dtype", "float32", "--max-num-seqs", str(SEATS), "--max-queued-requests", str(2 * SEATS)]
     with server(args.model, *options) as (process, url):
         result = asyncio.run(measure(url, process.pid, args.seconds, args.seed))
     result = {"model": args.model, "options": options, "machine": platform.processor() or platform.machine(), **result}
@@ -95,26 +96,26 @@ def server(model: str, *options: str):
         process.stderr.close()
 
 
-async def measure(url: str, pid: int, seconds: float, seed: int = 0) -> dict:
+async def measure(url: str, pid: int, seconds: float, seed: int = 0, seats: int = SEATS) -> dict:
     """Capacity, then each load. Answers are compared with those that each prompt got while it was alone."""
     draw = random.Random(seed)
     prompts = [" ".join(draw.choices(WORDS, k=draw.randint(4, 120))) for _ in range(NUM_PROMPTS)]
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx.AsyncClient(base_url=url, timeout=300, limits=limits) as client:
         alone = {prompt: (await ask(client, prompt))["text"] for prompt in prompts}
-        capacity = await measure_capacity(client, draw.choices(prompts, k=32))
+        capacity = await measure_capacity(client, draw.choices(prompts, k=2 * seats), seats)
         loads = []
         for load in LOADS:
             loads.append((await run_load(client, pid, load, load * capacity, seconds, alone, draw)).summary())
     return {"seconds": seconds, "seed": seed, "capacity_requests_per_s": capacity, "loads": loads}
 
 
-async def measure_capacity(client: httpx.AsyncClient, prompts: list[str]) -> float:
-    """Requests per second with 16 always in flight."""
-    seats = asyncio.Semaphore(16)
+async def measure_capacity(client: httpx.AsyncClient, prompts: list[str], seats: int) -> float:
+    """Requests per second with `seats` of them always in flight."""
+    free = asyncio.Semaphore(seats)
 
     async def one(prompt: str) -> None:
-        async with seats:
+        async with free:
             await ask(client, prompt)
 
     start = time.perf_counter()
@@ -195,7 +196,7 @@ async def metric(client, name: str) -> float:
 
 
 def show(result: dict) -> None:
-    print(f"capacity {result['capacity_requests_per_s']:.1f} requests/s with 16 in flight")
+    print(f"capacity {result['capacity_requests_per_s']:.1f} requests/s with {SEATS} in flight")
     columns = ("load", "sent", "complete", "left", "refused", "failed", "mixed_up", "blocks_left", "rss_mb")
     times = ("median_ttft_s", "p99_ttft_s", "median_tpot_s", "median_health_s", "max_health_s")
     print("  ".join(f"{name:>{max(8, len(name))}}" for name in columns + times))

@@ -11,7 +11,7 @@ from benchmarks.serve_load import LOADS, measure, server
 def result(session_seed):
     options = ["--dtype", "float32", "--max-num-seqs", "8", "--max-queued-requests", "8", "--num-kv-blocks", "60"]
     with server("random:tiny", *options) as (process, url):
-        yield asyncio.run(measure(url, process.pid, 1.0, session_seed))
+        yield asyncio.run(measure(url, process.pid, 1.0, session_seed, seats=8))
 
 
 def test_no_answer_is_lost_or_mixed_up(result):
