@@ -43,6 +43,7 @@ def photograph(notebook, folder, name):
     page = notebook.page
     height = page.evaluate("document.querySelector('.jp-WindowedPanel-outer').scrollHeight")
     page.set_viewport_size({"width": 1280, "height": min(height + 120, 15_000)})
+    page.evaluate("document.querySelector('.jp-WindowedPanel-outer').scrollTop = 0")
     for theme, title in THEMES.items():
         notebook.theme(title)
         page.wait_for_timeout(500)

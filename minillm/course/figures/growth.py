@@ -79,7 +79,8 @@ def _slopes(axes: Axes, n: int, seconds: float) -> None:
     for slope, style in ((1, (0, (6, 3))), (2, (0, (1, 1.5)))):
         high = seconds * (end / n) ** slope
         axes.plot([n, end], [seconds, high], color=INK, linewidth=1.2, linestyle=style, zorder=4)
-        axes.text(end * 1.03, high, f"slope {slope}", fontsize=8.8, va="center", zorder=6)
+        paper = {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.85, "pad": 1.5}  # the curve may pass behind it
+        axes.text(end * 1.03, high, f"slope {slope}", fontsize=8.8, va="center", zorder=6, bbox=paper)
 
 
 def _overtakes(axes: Axes, n: float) -> None:
