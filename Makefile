@@ -14,7 +14,7 @@ PYTEST := $(PY) -m pytest -n logical --maxprocesses $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup lab demo test test-all browser test-slow lint format notebooks exercises
+.PHONY: help setup lab demo test test-all browser test-slow lint format notebooks exercises gpu-check
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do \
@@ -56,6 +56,10 @@ browser:  # Debian's Chromium, for the tests that move widgets; it is installed 
 test-slow: $(READY)
 	@echo "test: slow tests"
 	@$(PYTEST) -m slow tests
+
+# Works where nothing is installed but PyTorch and Triton: it takes .venv where there is one, else the machine's python3.
+gpu-check:  ## what kernels and engine reach on this machine's NVIDIA GPU, in six minutes (OUT=file.json)
+	@py=$(PY); [ -x "$$py" ] || py=python3; "$$py" -m benchmarks.gpu_check --out "$(or $(OUT),gpu_check.json)"
 
 lint: $(READY)  ## ruff: rules and formatting
 	@echo "lint: ruff"

@@ -1,0 +1,78 @@
+"""Random models and engines in the shape of known ones, made on the device itself: an 8B model in about a second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from benchmarks.gpu_check.sections import Check
+from minillm.block_pool import BlockPool
+from minillm.checkpoint.random_weights import CONFIGS
+from minillm.config import EngineConfig, ModelConfig, SamplingParams
+from minillm.engine import Engine
+from minillm.kv_cache import KVCache
+from minillm.model import Transformer
+from minillm.sampler import Sampler
+from minillm.scheduler import make_scheduler
+from minillm.tokenizer import Tokenizer
+from minillm.weights import LazyWeights, expected_shapes
+
+BLOCK_SIZE = 16
+
+
+def config_of(check: Check, name: str) -> ModelConfig:
+    return CONFIGS["tiny" if check.dry else name]
+
+
+def random_model(check: Check, name: str, dtype: torch.dtype | None = None, ops=None) -> Transformer:
+    """Noise scaled so that a product keeps the size of its input."""
+    config = config_of(check, name)
+    shapes = expected_shapes(config)
+
+    def noise(tensor: str) -> torch.Tensor:
+        shape = shapes[tensor]
+        x = torch.empty(shape, dtype=dtype or check.dtype, device=check.device)
+        if len(shape) == 1:
+            return x.uniform_(0.5, 1.5)
+        limit = (3 / shape[1]) ** 0.5
+        return x.uniform_(-limit, limit)
+
+    return Transformer(config, LazyWeights(shapes, noise), dtype or check.dtype, check.device, ops=ops)
+
+
+def make_engine(model: Transformer, attend: Callable, max_len: int, requests: int = 1) -> Engine:
+    """An engine whose step takes a whole prompt, and whose cache holds `requests` sequences of `max_len` tokens."""
+    blocks = requests * -(-max_len // BLOCK_SIZE)
+    config = EngineConfig(
+        max_num_batched_tokens=max(max_len, requests), max_num_seqs=requests, enable_prefix_caching=False
+    )
+    pool = BlockPool(blocks, BLOCK_SIZE, enable_prefix_caching=False)
+    tokenizer = Tokenizer.bytes_only(model.config.vocab_size)
+    return Engine(
+        model=model,
+        tokenizer=tokenizer,
+        kv_cache=KVCache(model.config, blocks, BLOCK_SIZE, model.dtype, model.device),
+        scheduler=make_scheduler(config, pool, max_len),
+        sampler=Sampler(eos_token_ids=tokenizer.eos_token_ids),
+        attend=attend,
+        max_model_len=max_len,
+    )
+
+
+def generate(engine: Engine, prompts: list[list[int]], new_tokens: int) -> list:
+    """Greedy, past any end token: the outputs, with their metrics, in the order of the prompts."""
+    params = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
+    requests = [engine.make_request(prompt, params) for prompt in prompts]
+    for request in requests:
+        engine.add(request)
+    outputs = {}
+    while engine.has_work:
+        for chunk in engine.step():
+            if chunk.output is not None:
+                outputs[chunk.request_id] = chunk.output
+    return [outputs[request.request_id] for request in requests]
+
+
+def random_prompts(config: ModelConfig, count: int, length: int) -> list[list[int]]:
+    return torch.randint(config.vocab_size, (count, length)).tolist()
