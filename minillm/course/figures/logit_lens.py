@@ -4,46 +4,61 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from minillm.course.figures.attention_map import readable
-from minillm.course.style import BLUE, INK, MARGIN, MUTED, VERMILION, card, describe, place, styled
+from minillm.course.style import BLUE, INK, MUTED, card, describe, place, styled
 
 LINE = 0.158  # inches per layer
+PLAIN = "#c9d6df"
 
 
 @styled
-def logit_lens(readings: Sequence[tuple[str, float, float]], answer: str, title: str = "The last row, layer by layer"):
-    """`readings[l]` after l layers: (the likeliest token, its probability, the probability of `answer`)."""
+def logit_lens(readings: Sequence[tuple[str, float, int]], answer: str, title: str) -> Figure:
+    """`readings[l]` after l layers: (the likeliest token, its probability, the rank of `answer`, from 1)."""
     count = len(readings)
-    figure: Figure = card(8.6, 1.5 + LINE * count, title, "what the LM head makes of the last row after each layer")
-    axes = place(figure, 1.25, 0.5, MARGIN + 0.2, 0.78)
-    axes.set(xlim=(0, 1.38), ylim=(count - 0.5, -0.5))
-    for layer, (token, probability, of_answer) in enumerate(readings):
-        axes.add_patch(Rectangle((0, layer - 0.36), probability, 0.72, facecolor="#c9d6df", label="likeliest"))
-        axes.add_patch(Rectangle((0, layer - 0.36), of_answer, 0.72, facecolor=BLUE, label="answer"))
-        final = token == answer
-        weight, color = ("bold", INK) if final else ("normal", MUTED)
-        axes.text(
-            probability + 0.012, layer, f"{readable(token)}  {probability:.0%}", va="center", fontsize=7.6,
-            fontweight=weight, color=color,
-        )  # fmt: skip
-    names = ["embedding", *(f"layer {layer}" for layer in range(count - 1))]
-    axes.set_yticks(range(count), names, fontsize=7.4)
-    axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25%", "50%", "75%", "100%"])
-    axes.tick_params(axis="y", length=0)
-    axes.set_xlabel("probability", x=0.36)
-    first = _first_kept(readings, answer)
-    axes.axhline(first - 0.5, color=VERMILION, linewidth=1, linestyle=(0, (4, 3)))
-    note = f"from here on {readable(answer)} is the likeliest"
-    axes.text(1.37, first - 0.62, note, ha="right", va="bottom", fontsize=8.4, color=INK)
+    figure = card(8.6, 1.62 + LINE * count, title)
+    left = place(figure, 1.02, 0.52, 8.6 - 1.02 - 4.1, 0.88)
+    right = place(figure, 5.45, 0.52, 0.4, 0.88)
+    for axes in (left, right):
+        axes.set_ylim(count - 0.5, -0.5)
+        axes.tick_params(axis="y", length=0)
+    _likeliest(left, readings, answer)
+    _rank(right, [rank for _, _, rank in readings], answer)
 
-    print(f"logit_lens: {count - 1} layers, {readable(answer)!r} leads from layer {first - 1} on")
+    first = _first_kept(readings, answer)
+    print(f"logit_lens: {count - 1} layers, {readable(answer)} leads from layer {first - 1} on")
     return describe(figure, _alt(readings, answer, first))
 
 
-def _first_kept(readings: Sequence[tuple[str, float, float]], answer: str) -> int:
+def _likeliest(axes: Axes, readings: Sequence[tuple[str, float, int]], answer: str) -> None:
+    axes.set_xlim(0, 1.3)
+    for layer, (token, probability, _) in enumerate(readings):
+        is_answer = token == answer
+        axes.add_patch(Rectangle((0, layer - 0.36), probability, 0.72, facecolor=BLUE if is_answer else PLAIN))
+        style = {"fontweight": "bold", "color": INK} if is_answer else {"color": MUTED}
+        label = f"{readable(token)}  {probability:.0%}"
+        axes.text(probability + 0.015, layer, label, va="center", fontsize=7.6, **style)
+    names = ["embedding", *(f"layer {layer}" for layer in range(len(readings) - 1))]
+    axes.set_yticks(range(len(readings)), names, fontsize=7.4)
+    axes.set_xticks([0, 0.5, 1], ["0", "50%", "100%"])
+    axes.set_title("the likeliest token after each layer", loc="left", color=INK)
+
+
+def _rank(axes: Axes, ranks: Sequence[int], answer: str) -> None:
+    axes.set_xscale("log")
+    axes.set_xlim(2.2 * max(ranks), 0.7)
+    axes.plot(ranks, range(len(ranks)), color=BLUE, linewidth=1.1, marker="o", markersize=3.6)
+    ticks = [10**k for k in range(6) if 10**k <= 2 * max(ranks)]
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    axes.set_xticks([], minor=True)
+    axes.set_yticks([])
+    axes.set_title(f"the rank of {readable(answer)}, 1 is the likeliest", loc="left", color=INK)
+
+
+def _first_kept(readings: Sequence[tuple[str, float, int]], answer: str) -> int:
     """The first reading from which `answer` stays the likeliest token; the number of readings if it never is."""
     first = len(readings)
     while first and readings[first - 1][0] == answer:
@@ -51,9 +66,11 @@ def _first_kept(readings: Sequence[tuple[str, float, float]], answer: str) -> in
     return first
 
 
-def _alt(readings: Sequence[tuple[str, float, float]], answer: str, first: int) -> str:
-    steps = [f"after {layer} layers {readable(r[0])} ({r[1]:.0%})" for layer, r in list(enumerate(readings))[::6]]
+def _alt(readings: Sequence[tuple[str, float, int]], answer: str, first: int) -> str:
+    name = readable(answer)
+    steps = [f"after {layer} layers {readable(r[0])} ({r[1]:.0%}), {name} has rank {r[2]:,}"
+             for layer, r in list(enumerate(readings))[::6]]  # fmt: skip
     return (
-        f"One bar per layer with the token that the model would say if it stopped there: {', '.join(steps)}. "
-        f"{readable(answer)} stays the likeliest from layer {first - 1} on and ends at {readings[-1][2]:.0%}."
+        f"Two columns with a line for each layer: the token that the model would say if it stopped there, and the rank "
+        f"of {name}. {'; '.join(steps)}. {name} stays the likeliest from layer {first - 1} on."
     )
