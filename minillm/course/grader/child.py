@@ -10,12 +10,16 @@ this process can be forged by code that attacks it; the solutions are published.
 
 from __future__ import annotations
 
-import linecache
+import os
 import socket
 import sys
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from minillm.course.grader.limits import isolate, limit_memory
+
+if TYPE_CHECKING:  # everything that brings in PyTorch is imported after the process has cut itself off
+    from minillm.course.grader.task import Task
 
 
 def main(descriptor: int) -> None:
@@ -47,7 +51,8 @@ class Desk:
         from minillm.course.grader.hide import Curtain
 
         self.tasks = {task.id: task for task in load_tasks(exercise, package)}
-        self.curtain = Curtain(package, {name for task in self.tasks.values() for name in task.hides})
+        self.folder = os.getcwd()
+        self.curtain = Curtain(package, self.folder, {name for task in self.tasks.values() for name in task.hides})
         self.objects: dict[str, object] = {}
         module = ModuleType("__main__")
         sys.modules["__main__"] = module  # where dataclasses and friends look for the learner's names
@@ -58,22 +63,25 @@ class Desk:
         self.curtain.active = frozenset()
         if question["do"] == "run":
             return {"error": self.run(question["number"], question["source"], question["task"])}
+        if question["do"] == "compile":
+            return self.compile(question["task"], question["case"])
         return self.drive(question["task"], question["case"])
 
     def run(self, number: int, source: str, task_id: str | None) -> str:
         """Run the definitions of a cell; "" or what went wrong, as a sentence."""
         from minillm.course.grader.cells import definitions
-        from minillm.course.grader.hide import CELL
         from minillm.course.grader.marks import explain
 
         task = self.tasks.get(task_id)
         if task:
             self.names.pop(task.name, None)  # what an earlier cell left under this name is no solution
             self.curtain.active = frozenset(task.hides)
-        file = f"{CELL}{number}>"
-        linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+        file = os.path.join(self.folder, f"cell_{number}.py")  # Triton reads a kernel's source from its file
         try:
-            exec(compile(definitions(source), file, "exec", dont_inherit=True), self.names)
+            code = definitions(source)
+            with open(file, "w", encoding="utf-8") as stream:
+                stream.write(code)
+            exec(compile(code, file, "exec", dont_inherit=True), self.names)
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             return explain(error, file)
         if not task:
@@ -87,11 +95,30 @@ class Desk:
         return ""
 
     def drive(self, task_id: str, case: dict) -> dict:
+        from minillm.course.grader.kernel_task import KernelTask
+
+        task, obj = self.tasks[task_id], self.objects[task_id]
+        if not isinstance(task, KernelTask):
+            return self.call(task, obj, case)
+        from minillm.course.grader.kernel_child import Launcher
+
+        launcher = Launcher(obj, run=True)
+        answer = self.call(task, launcher, case)
+        return answer if launcher.launches or "error" in answer else {"error": "launches no kernel"}
+
+    def compile(self, task_id: str, case: dict) -> dict:
+        """What the launcher would launch for a case, compiled."""
+        from minillm.course.grader.kernel_child import Launcher, compile_launches
+
+        launcher = Launcher(self.objects[task_id], run=False)
+        answer = self.call(self.tasks[task_id], launcher, case)
+        return answer if "error" in answer else {"record": {"kernels": compile_launches(launcher.launches)}}
+
+    def call(self, task: Task, obj: object, case: dict) -> dict:
         from minillm.course.grader.marks import Failure, drive_case
 
-        task = self.tasks[task_id]
         self.curtain.active = frozenset(task.hides)
-        outcome = drive_case(task, self.objects[task_id], case)
+        outcome = drive_case(task, obj, case)
         if isinstance(outcome, Failure):
             return {"error": outcome.sentence, "unsolved": outcome.unsolved}
         return {"record": outcome}

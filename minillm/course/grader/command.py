@@ -26,6 +26,8 @@ def run_grade(args) -> int:
         raise GradeError(f"-j {args.jobs}: at least 1 notebook at a time")
     if args.extra and not args.extra.is_dir():
         raise GradeError(f"--extra {args.extra} is not a folder")
+    if args.json and not args.json.parent.is_dir():
+        raise GradeError(f"--json {args.json}: there is no folder {args.json.parent}")
     options = Options(seed=args.seed, extra=args.extra, **({"package": args.checks} if args.checks else {}))
     reports: Iterable[Report]
     reports = [grade(args.file, options)] if args.file else grade_folder(args.batch, args.jobs, options)
@@ -73,7 +75,7 @@ def for_gradescope(report: Report) -> dict:
             {
                 "name": f"{result.task.id} {result.task.title}",
                 "score": result.score,
-                "max_score": result.task.points,
+                "max_score": result.points,
                 "output": message_of(result),
             }
             for result in report.results
@@ -90,7 +92,7 @@ def _show_text(report: Report, first: bool) -> None:
         return print(f"{report.file}: not graded: {report.error}")
     print(f"{report.file}: {report.exercise}, {report.score:g} of {report.max_score} points, seed {report.seed}")
     for result in report.results:
-        print(f"  {result.task.id} {result.task.title}: {result.score:g} of {result.task.points}")
+        print(f"  {result.task.id} {result.task.title}: {result.score:g} of {result.points}")
         lost = [result.message] if result.message else [f"{item}: {why}" for item, why in result.lost.items()]
         for line in lost:
             print(f"    {line}")
@@ -107,5 +109,5 @@ def _show_csv(report: Report, first: bool) -> None:
     if report.error:
         writer.writerow([report.file, "", "", 0, 0, report.error])
     for result in report.results:
-        task = result.task
-        writer.writerow([report.file, report.exercise, task.id, result.score, task.points, message_of(result)])
+        row = [report.file, report.exercise, result.task.id, result.score, result.points, message_of(result)]
+        writer.writerow(row)

@@ -1,17 +1,21 @@
 """`check` in a notebook: runs a task's cases right here and says what is lost and why. Feedback, not marks.
 
 Cases come from a fixed seed, so that running a cell twice prints the same lines. What passes is saved as yours.
+A kernel is tried in processes of its own, which takes some seconds: one interprets it, one compiles it.
 """
 
 from __future__ import annotations
 
 import inspect
 import textwrap
+from dataclasses import replace
 
 from minillm.course import mine
-from minillm.course.grader.cells import source_of
+from minillm.course.grader.cells import Cell, make_cell, source_of
 from minillm.course.grader.exercises import PACKAGE, find_task
-from minillm.course.grader.marks import Result, drive_case, summarize
+from minillm.course.grader.grade import Options, try_apart
+from minillm.course.grader.kernel_task import KernelTask
+from minillm.course.grader.marks import Result, drive_case, summarize, verdicts_of
 from minillm.course.grader.task import Task
 from minillm.course.timing import report
 
@@ -24,15 +28,20 @@ def check(task_id: str, obj: object, package: str = PACKAGE) -> None:
     Never raises for what your code does. When nothing is lost, the source is kept by minillm.course.mine.
     """
     task = find_task(task_id, package)
-    result = try_here(task, obj, FEEDBACK_SEED)
+    cells = _executed_cells()
+    source = source_of(task.name, cells) or _own_source(obj)
+    if isinstance(task, KernelTask):
+        result = _try_kernel(task, source, cells, package)
+    else:
+        result = try_here(task, obj, FEEDBACK_SEED)
     print("\n".join(lines_of(result)))
     if not result.lost:
-        _save(task, obj)
+        _save(task, source)
 
 
 def try_here(task: Task, obj: object, seed: int) -> Result:
     """Cases, calls and verdicts in this process."""
-    return summarize(task, ((case, drive_case(task, obj, case)) for case in task.cases(seed)))
+    return summarize(task, verdicts_of(task, ((case, drive_case(task, obj, case)) for case in task.cases(seed))))
 
 
 def lines_of(result: Result) -> list[str]:
@@ -45,8 +54,16 @@ def lines_of(result: Result) -> list[str]:
     return [f"{head}{result.passed} of {len(task.items)} items", *lost]
 
 
-def _save(task: Task, obj: object) -> None:
-    source = source_of(task.name, _executed_cells()) or _own_source(obj)
+def _try_kernel(task: KernelTask, source: str, executed: list[str], package: str) -> Result:
+    """What the task's cell needs, then the cell itself, so that errors name its own lines."""
+    own = next((cell for cell in reversed(executed) if make_cell(0, cell).task == task.id), None)
+    texts = [source] if own is None else [source, own]
+    cells = [Cell(number, make_cell(0, text).source) for number, text in enumerate(texts, 1)]
+    cells[-1] = replace(cells[-1], task=task.id)
+    return try_apart(task, cells, FEEDBACK_SEED, Options(package=package))
+
+
+def _save(task: Task, source: str) -> None:
     if not source:
         return report(f"not saved: no cell of this notebook defines {task.name} on its own")
     try:

@@ -13,16 +13,17 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from minillm import __version__
 from minillm.course.grader.cells import Cell, exercise_of, read_cells, same_code
 from minillm.course.grader.exercises import PACKAGE, add_cases, check_version, load_tasks
+from minillm.course.grader.kernel_task import NO_TRITON, KernelTask, is_gradable, judge_compiled
 from minillm.course.grader.limits import TASK_SECONDS
-from minillm.course.grader.marks import UNSOLVED, Failure, Result, fail, summarize
+from minillm.course.grader.marks import UNSOLVED, Failure, Result, fail, summarize, verdicts_of
 from minillm.course.grader.parent import SOURCE, Learner, ProcessEnded
-from minillm.course.grader.task import Task
+from minillm.course.grader.task import Case, Task
 from minillm.errors import GradeError, MinillmError
 
 DEVICE = "cpu"
@@ -68,7 +69,7 @@ class Report:
 
     @property
     def max_score(self) -> int:
-        return sum(result.task.points for result in self.results)
+        return sum(result.points for result in self.results)
 
     def to_dict(self) -> dict:
         """Plain data for JSON."""
@@ -103,10 +104,20 @@ def grade(path: Path, options: Options | None = None, judging: threading.Lock | 
     seed = secrets.randbelow(2**31) if options.seed is None else options.seed
     version = check_version(exercise, options.package)  # read before learner code runs
     starters = {cell.task: cell for path in options.starters.glob(f"{exercise}_*.ipynb") for cell in read_cells(path)}
-    with Learner(exercise, options.package, options.source, options.seconds) as learner:
+    interpret = any(isinstance(task, KernelTask) for task in tasks)
+    with Learner(exercise, options.package, options.source, options.seconds, interpret) as learner:
         session = Session(learner, starters, seed, options.seconds, judging)
         results, notes = session.grade(cells, tasks)
     return Report(path.name, exercise, results, notes, "", version, seed, learner.network, learner.printed)
+
+
+def try_apart(task: Task, cells: list[Cell], seed: int, options: Options | None = None) -> Result:
+    """One task, judged as `grade` does, in a process of its own: what `check` needs for a kernel."""
+    options = options or Options()
+    exercise = task.id.partition(".")[0]
+    with Learner(exercise, options.package, options.source, options.seconds) as learner:
+        (result,), _ = Session(learner, {}, seed, options.seconds, threading.Lock()).grade(cells, (task,))
+    return result
 
 
 def grade_folder(folder: Path, workers: int, options: Options | None = None) -> Iterator[Report]:
@@ -162,20 +173,32 @@ class Session:
         """Make the cases of a task now, call the learner's object on each, judge what comes back."""
         if task.id in self.starters and same_code(cell.source, self.starters[task.id].source):
             return fail(task, UNSOLVED)
+        if not is_gradable(task):
+            return fail(task, NO_TRITON, gradable=False)
         with self.judging:
             cases = task.cases(task_seed(self.seed, task.id))
+        rounds = [(task, cases, self.learner.drive)]
+        if isinstance(task, KernelTask):
+            rounds.append((replace(task, judge=judge_compiled), task.compile_cases(), self.learner.compile))
+        verdicts = []
+        for judged, cases, call in rounds:
+            outcomes = self.outcomes(judged, cases, call)
+            with self.judging:
+                verdicts += verdicts_of(judged, outcomes)
+        return summarize(task, verdicts)
+
+    def outcomes(self, task: Task, cases: list[Case], call) -> list[tuple[Case, object]]:
+        """Each case with its record or Failure; once the time is up or the process gone, the rest fail with it."""
         deadline = time.monotonic() + self.seconds
         outcomes = []
         for case in cases:
             try:
-                outcomes.append((case, self.learner.drive(task, case, max(deadline - time.monotonic(), 0.001))))
+                outcomes.append((case, call(task, case, max(deadline - time.monotonic(), 0.001))))
             except ProcessEnded as ended:
                 late = time.monotonic() >= deadline
                 failure = Failure(f"it did not end within {self.seconds:.0f} s" if late else f"it {ended}")
-                outcomes += [(rest, failure) for rest in cases[len(outcomes) :]]
-                break
-        with self.judging:
-            return summarize(task, outcomes)
+                return outcomes + [(rest, failure) for rest in cases[len(outcomes) :]]
+        return outcomes
 
 
 def task_seed(seed: int, task_id: str) -> int:
@@ -190,7 +213,8 @@ def _task_dict(result: Result) -> dict:
         "id": task.id,
         "title": task.title,
         "score": result.score,
-        "max_score": task.points,
+        "max_score": result.points,
+        "gradable": result.gradable,
         "message": result.message,
         "items": items,
     }

@@ -13,7 +13,6 @@ import importlib
 import sys
 from types import FrameType, FunctionType, ModuleType, SimpleNamespace
 
-CELL = "<cell "
 GRADER = "minillm.course.grader"
 
 
@@ -28,11 +27,13 @@ class Curtain:
     """Guards around hidden objects; `active` holds the names that are refused right now.
 
     checks  the package of the checks: always hidden from learner code, and free to call what it likes
+    folder  where the learner's code lies: its cells, and what they write
     names   every dotted name that some task of the exercise hides
     """
 
-    def __init__(self, checks: str, names: set[str]):
+    def __init__(self, checks: str, folder: str, names: set[str]):
         self.checks = checks
+        self.folder = folder
         self.active: frozenset[str] = frozenset()
         self._guards: set[object] = set()
         for name in sorted(names | {checks}):
@@ -104,7 +105,7 @@ class Curtain:
     def _learner_calls(self, frame: FrameType | None) -> bool:
         """Whether the learner's code stands above, nearer than the check's."""
         while frame is not None and not is_within(frame.f_globals.get("__name__"), self.checks):
-            if frame.f_code.co_filename.startswith(CELL):
+            if frame.f_code.co_filename.startswith(self.folder):
                 return True
             frame = frame.f_back
         return False

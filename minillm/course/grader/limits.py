@@ -24,17 +24,19 @@ NAMESPACES = "blocked by a network namespace"
 PYTHON_ONLY = "blocked in Python only: code that calls the system directly can reach it"
 
 
-def environment(home: Path, source: Path) -> dict[str, str]:
+def environment(home: Path, source: Path, interpret: bool = True) -> dict[str, str]:
     """Variables of the learner's process: nothing of the caller's but what finds programs and the model.
 
-    home    an empty folder, its working directory, where all that it writes goes
-    source  the folder that holds the minillm package
+    home       an empty folder, its working directory, where all that it writes goes
+    source     the folder that holds the minillm package
+    interpret  Triton interprets kernels there; else it compiles them
     """
     kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
     folders = dict.fromkeys(("HOME", "TMPDIR", "TRITON_CACHE_DIR", "NUMBA_CACHE_DIR", "MPLCONFIGDIR"), str(home))
     return {
         **kept,
         **folders,
+        **({"TRITON_INTERPRET": "1"} if interpret else {}),
         "PYTHONPATH": str(source),
         "PYTHONDONTWRITEBYTECODE": "1",  # the learner's process leaves no trace in the package
         "MINILLM_MINE": str(home / "my_minillm"),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from minillm.course.grader.task import Case, Record, Task, Verdicts
 from minillm.course.grader.wire import WireError, roundtrip
+from minillm.errors import GradeError
 
 MAX_SENTENCE = 300
 UNSOLVED = "not solved yet"
@@ -27,11 +28,19 @@ class Failure:
 
 @dataclass(frozen=True)
 class Result:
-    """One task's outcome: item -> "" or its first diagnosis. `message` replaces the items' where one cause took all."""
+    """One task's outcome: item -> "" or its first diagnosis. `message` replaces the items' where one cause took all.
+
+    A task that this machine cannot grade has no points to reach and none lost.
+    """
 
     task: Task
     items: dict[str, str]
     message: str = ""
+    gradable: bool = True
+
+    @property
+    def points(self) -> int:
+        return self.task.points if self.gradable else 0
 
     @property
     def passed(self) -> int:
@@ -69,22 +78,30 @@ def judge_case(task: Task, case: Case, outcome: object) -> Verdicts:
     return {item: verdicts.get(item, "the check gave no verdict") for item in case["items"]}
 
 
-def summarize(task: Task, outcomes: Iterable[tuple[Case, object]]) -> Result:
-    """Judge all cases of a task. An item is right when each of its cases is; one that no case decides is lost."""
-    items: dict[str, list[str]] = {item: [] for item in task.items}
-    unsolved = []
-    for case, outcome in outcomes:
-        unsolved.append(isinstance(outcome, Failure) and outcome.unsolved)
-        for item, diagnosis in judge_case(task, case, outcome).items():
-            items[item].append(diagnosis)
-    if unsolved and all(unsolved):
+def verdicts_of(task: Task, outcomes: Iterable[tuple[Case, object]]) -> list[tuple[Verdicts, bool]]:
+    """(verdicts, whether the case found the task unsolved) for each case."""
+    return [
+        (judge_case(task, case, outcome), isinstance(outcome, Failure) and outcome.unsolved)
+        for case, outcome in outcomes
+    ]
+
+
+def summarize(task: Task, verdicts: list[tuple[Verdicts, bool]]) -> Result:
+    """An item is right when it is in each of its cases; one that no case decides is lost."""
+    if verdicts and all(unsolved for _, unsolved in verdicts):
         return fail(task, UNSOLVED)
+    items: dict[str, list[str]] = {item: [] for item in task.items}
+    for decided, _ in verdicts:
+        if unknown := decided.keys() - items.keys():
+            raise GradeError(f"a case of {task.id} decides {', '.join(sorted(unknown))}, which is no item of the task")
+        for item, diagnosis in decided.items():
+            items[item].append(diagnosis)
     return Result(task, {item: _first(found) for item, found in items.items()})
 
 
-def fail(task: Task, message: str) -> Result:
+def fail(task: Task, message: str, gradable: bool = True) -> Result:
     """A task of which every item is lost for the same reason."""
-    return Result(task, dict.fromkeys(task.items, message), message)
+    return Result(task, dict.fromkeys(task.items, message), message, gradable)
 
 
 def explain(error: BaseException, file: str | None = None) -> str:

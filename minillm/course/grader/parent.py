@@ -37,7 +37,7 @@ class Child:
     Raises GradeError when it does not come up: then the machine is at fault, not the learner.
     """
 
-    def __init__(self, exercise: str, package: str, source: Path = SOURCE):
+    def __init__(self, exercise: str, package: str, source: Path = SOURCE, interpret: bool = True):
         self._folder = tempfile.TemporaryDirectory(prefix="minillm-grade-", ignore_cleanup_errors=True)
         home = Path(self._folder.name)
         self._output = tempfile.TemporaryFile()
@@ -50,7 +50,7 @@ class Child:
                 stdout=self._output,
                 stderr=subprocess.STDOUT,
                 cwd=home,
-                env=environment(home, source),
+                env=environment(home, source, interpret),
                 start_new_session=True,
             )
         try:
@@ -105,14 +105,26 @@ class Child:
 
 
 class Learner:
-    """The cells of one notebook, run in a process that is started again without the cell or call that ended it."""
+    """The cells of one notebook, run in a process that is started again without the cell or call that ended it.
 
-    def __init__(self, exercise: str, package: str, source: Path = SOURCE, seconds: float = TASK_SECONDS):
+    Kernel tasks have a second one, in which Triton compiles; it starts with the first of them.
+    """
+
+    def __init__(
+        self,
+        exercise: str,
+        package: str,
+        source: Path = SOURCE,
+        seconds: float = TASK_SECONDS,
+        interpret: bool = True,
+    ):
         self.network = ""
         self.printed = ""
-        self._start = lambda: Child(exercise, package, source)
+        self._start = lambda: Child(exercise, package, source, interpret)
+        self._make_compiler = lambda: Learner(exercise, package, source, seconds, interpret=False)
         self._seconds = seconds
         self._child: Child | None = None
+        self._compiler: Learner | None = None
         self._ran: list[Cell] = []
 
     def __enter__(self) -> Learner:
@@ -121,6 +133,8 @@ class Learner:
 
     def __exit__(self, *exc) -> None:
         self._drop()
+        if self._compiler is not None:
+            self._compiler._drop()
 
     def run(self, cell: Cell) -> str:
         """Run a cell's definitions; "" or what went wrong."""
@@ -132,19 +146,31 @@ class Learner:
         self._ran.append(cell)
         return error
 
-    def drive(self, task: Task, case: Case, seconds: float) -> object:
+    def drive(self, task: Task, case: Case, seconds: float, do: str = "drive") -> object:
         """What the task's object made of a case: a record, not yet looked at, or a Failure.
 
         Raises ProcessEnded when the call ended the process or took more than `seconds`.
         """
         try:
-            answer = self._running().ask({"do": "drive", "task": task.id, "case": case}, seconds)
+            answer = self._running().ask({"do": do, "task": task.id, "case": case}, seconds)
         except ProcessEnded:
             self._drop()
             raise
         if "error" in answer:
             return Failure(_text(answer["error"]), answer.get("unsolved") is True)
         return answer.get("record")
+
+    def compile(self, task: Task, case: Case, seconds: float) -> object:
+        """What the compiler made of the kernels that the task's launcher launches for a case; else as `drive`."""
+        if self._compiler is None:
+            self._compiler = self._make_compiler()
+        self._compiler._follow(self._ran)
+        return self._compiler.drive(task, case, seconds, do="compile")
+
+    def _follow(self, cells: list[Cell]) -> None:
+        for cell in cells:
+            if cell not in self._ran:
+                self.run(cell)
 
     def _running(self) -> Child:
         """The process, with every cell that ended well run in it."""
