@@ -79,6 +79,15 @@ def test_the_picture_reads_its_numbers_aloud(capsys):
     assert capsys.readouterr().out == "roofline: 2 roofs, 1 of decode\n"
 
 
+def test_a_guess_is_drawn_and_told_only_when_there_is_one():
+    guess = Work("batch 64", 57.0, 3.1e10)
+    without, figure = figures.roofline([CPU], {}), figures.roofline([CPU], {}, guess=guess)
+    (mark,) = [line for line in figure.axes[0].lines if line.get_label() == "your guess"]
+    assert (*mark.get_xdata(), *mark.get_ydata()) == (57.0, 3.1e10)
+    assert figure.get_label().endswith("The guess for batch 64 was 31 GFLOP/s.")
+    assert "guess" not in without.get_label() + "".join(texts(without))
+
+
 def test_unknown_work_is_refused():
     with pytest.raises(ValueError, match="unknown work training; known: prefill"):
         figures.roofline([CPU], {"training": []})

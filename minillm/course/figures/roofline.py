@@ -44,20 +44,25 @@ KINDS = {  # marker, colour, joined by a line
     "decode": ("o", VERMILION, True),
     "decode attention": ("^", PURPLE, False),
 }
+GUESS = "your guess"
 
 
 @styled
 def roofline(
-    roofs: Sequence[Roof], work: dict[str, Sequence[Work]], title: str = "Two limits, and what runs below them"
+    roofs: Sequence[Roof],
+    work: dict[str, Sequence[Work]],
+    title: str = "Two limits, and what runs below them",
+    guess: Work | None = None,
 ) -> Figure:
     """Roofs with the points of each kind of work: "prefill", "decode", "decode attention"; some may be missing.
 
     The first roof is the one that the points were measured under; each further one is drawn thinner.
+    `guess` is where a point would stand if the guess had been right.
     """
     unknown = set(work) - set(KINDS)
     if unknown:
         raise ValueError(f"unknown work {', '.join(sorted(unknown))}; known: {', '.join(KINDS)}")
-    points = [point for series in work.values() for point in series]
+    points = [point for series in work.values() for point in series] + ([guess] if guess else [])
     figure = card(8.6, 5.3, title, "speed over the work that is done with each byte, both axes logarithmic")
     axes = place(figure, 0.98, 0.62, MARGIN + 0.1, 0.8)
     reach = [roof.ridge for roof in roofs] + [point.intensity for point in points]
@@ -69,11 +74,13 @@ def roofline(
         _roof(axes, roof, main=roof is roofs[0], above=_just_above(roof, roofs))
     for kind, series in work.items():
         _series(axes, kind, series)
+    if guess:
+        _guess(axes, guess)
     _dress(axes)
 
     numbers = ", ".join(f"{len(series)} of {kind}" for kind, series in work.items())
     print(f"roofline: {len(roofs)} roof{'s' * (len(roofs) != 1)}, {numbers or 'no points'}")
-    return describe(figure, _alt(roofs, work))
+    return describe(figure, _alt(roofs, work, guess))
 
 
 def _just_above(roof: Roof, roofs: Sequence[Roof]) -> Roof | None:
@@ -88,8 +95,7 @@ def _roof(axes: Axes, roof: Roof, main: bool, above: Roof | None) -> None:
     if main:
         for ends, color, words in ((x[:2], "#f3c55f", "memory decides"), (x[1:], "#8fc1dd", "arithmetic decides")):
             axes.fill_between(ends, roof.at(ends), floor, color=color, alpha=0.18, linewidth=0)
-            middle = float(np.sqrt(ends[0] * ends[1]))
-            axes.text(middle, floor * 1.15, words, ha="center", fontsize=8.8, color=MUTED, style="italic")
+            axes.text(ends[1] / 1.06, floor * 1.15, words, ha="right", fontsize=8.8, color=MUTED, style="italic")
     color, width = (INK, 2.0) if main else (MUTED, 1.2)
     axes.plot(x, roof.at(x), color=color, linewidth=width, linestyle="-" if roof.measured else (0, (5, 2.5)), zorder=3)
     axes.plot([roof.ridge] * 2, [floor, roof.flops], color=color, linewidth=0.8, linestyle=(0, (1, 2)), zorder=2)
@@ -121,13 +127,20 @@ def _series(axes: Axes, kind: str, series: Sequence[Work]) -> None:
         axes.annotate(label, place_of, **style)
 
 
+def _guess(axes: Axes, guess: Work) -> None:
+    left = axes.get_xlim()[0]
+    axes.plot([left, guess.intensity], [guess.flops] * 2, color=INK, linewidth=1.2, linestyle=(0, (2, 2)), zorder=4)
+    diamond = {"markersize": 7, "markerfacecolor": PAPER, "markeredgecolor": INK, "zorder": 6}
+    axes.plot([guess.intensity], [guess.flops], "D", label=GUESS, **diamond)
+
+
 def _dress(axes: Axes) -> None:
     axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}" if x < 1000 else f"{x:,.0f}")
     axes.yaxis.set_major_formatter(lambda y, _: f"{rate(y)}FLOP/s")
     axes.minorticks_off()
     axes.set(xlabel="FLOPs per byte that has to move (counted)")
     handles, labels = axes.get_legend_handles_labels()
-    kept = [(h, name) for h, name in zip(handles, labels, strict=True) if name in KINDS]
+    kept = [(h, name) for h, name in zip(handles, labels, strict=True) if name in (*KINDS, GUESS)]
     if kept:
         key = axes.legend(*zip(*kept, strict=True), loc="upper left", frameon=True, facecolor=PAPER, edgecolor="none")
         key.set_zorder(7)
@@ -139,7 +152,7 @@ def rate(value: float) -> str:
     return f"{value / scale:.3g} {unit}"
 
 
-def _alt(roofs: Sequence[Roof], work: dict[str, Sequence[Work]]) -> str:
+def _alt(roofs: Sequence[Roof], work: dict[str, Sequence[Work]], guess: Work | None) -> str:
     limits = "; ".join(
         f"{roof.name} ({'measured' if roof.measured else 'datasheet'}): {rate(roof.flops)}FLOP/s and "
         f"{rate(roof.bandwidth)}B/s, ridge at {roof.ridge:,.0f} FLOPs per byte"
@@ -149,4 +162,5 @@ def _alt(roofs: Sequence[Roof], work: dict[str, Sequence[Work]]) -> str:
         f"{kind}: " + ", ".join(f"{p.label} at {p.intensity:,.3g} FLOPs per byte {rate(p.flops)}FLOP/s" for p in series)
         for kind, series in work.items()
     )
-    return f"Roofline, work per second over work per byte, both axes logarithmic. Roofs: {limits}. {reached}."
+    said = f" The guess for {guess.label} was {rate(guess.flops)}FLOP/s." if guess else ""
+    return f"Roofline, work per second over work per byte, both axes logarithmic. Roofs: {limits}. {reached}.{said}"
