@@ -5,7 +5,7 @@ import os
 import tomllib
 from dataclasses import dataclass
 
-from minillm.course.build.addresses import ROOT
+from minillm.course.build.addresses import ROOT, SETUP_MARK
 from minillm.course.build.exercises import exercise_text, solutions
 from minillm.course.grader.cells import definitions, make_cell, read_cells
 from minillm.course.grader.exercises import load_tasks
@@ -62,5 +62,5 @@ def define(code: str, name: str) -> object:
 def _object_of(task: Task, cells) -> object:
     """What the notebook defines for the task, with what its cells down to there define."""
     number = next(cell.number for cell in cells if cell.task == task.id)
-    setup = 1  # the first cell installs the course
-    return define("\n".join(definitions(cell.source) for cell in cells[setup:number]), task.name)
+    sources = [definitions(cell.source) for cell in cells[:number] if not cell.source.startswith(SETUP_MARK)]
+    return define("\n".join(sources), task.name)

@@ -42,7 +42,7 @@ def break_reference(package: Path, hidden: set[str]) -> None:
     """Make everything that `hidden` names raise, in a copy of the minillm package."""
     for name in hidden:
         parts = name.split(".")
-        if parts[0] != "minillm":
+        if parts[0] != "minillm" or parts[1:3] == ["course", "checks"]:  # the checks drive the learner's code
             continue
         path = package.joinpath(*parts[1:])
         if path.is_dir():
