@@ -135,6 +135,7 @@ class EngineConfig:
     device: str = "auto"
     quantization: str = "auto"  # auto: keep the 4-bit codes of a 4-bit file for small batches on a CPU; none: never
     attention: str = "auto"
+    enforce_eager: bool = False  # True: no CUDA graphs for decode steps
     max_num_batched_tokens: int = 2048  # token budget of one step
     max_num_seqs: int = 64  # sequences that may run at once
     max_model_len: int | None = None  # prompt + generated; default: what the model was trained for

@@ -23,6 +23,7 @@ from minillm.batch import Batch
 from minillm.block_pool import BlockPool
 from minillm.checkpoint import load
 from minillm.config import EngineConfig, SamplingParams
+from minillm.decode_graphs import DecodeGraphs, why_eager
 from minillm.engine import Engine
 from minillm.errors import ConfigError, PromptError
 from minillm.kv_cache import KVCache
@@ -74,14 +75,21 @@ class LLM:
 
         num_blocks, self.reasons["kv_cache"] = choose_num_blocks(config, checkpoint.config, dtype, device)
         pool = BlockPool(num_blocks, config.block_size, config.enable_prefix_caching)
+        scheduler = make_scheduler(config, pool, self.max_model_len)
+        kv_cache = KVCache(checkpoint.config, num_blocks, config.block_size, dtype, device)
+        graphs, self.reasons["decode_graphs"] = None, why_eager(config, device, attend)
+        if not self.reasons["decode_graphs"]:
+            self.reasons["decode_graphs"] = "one CUDA graph per batch size, recorded when it is first needed"
+            graphs = DecodeGraphs(network, kv_cache, attend, scheduler.max_num_seqs, self.max_model_len)
         self.engine = Engine(
             model=network,
             tokenizer=self.tokenizer,
-            kv_cache=KVCache(checkpoint.config, num_blocks, config.block_size, dtype, device),
-            scheduler=make_scheduler(config, pool, self.max_model_len),
+            kv_cache=kv_cache,
+            scheduler=scheduler,
             sampler=Sampler(eos_token_ids=self.tokenizer.eos_token_ids, seed=config.seed),
             attend=attend,
             max_model_len=self.max_model_len,
+            decode_graphs=graphs,
         )
 
     # ---- text in, text out -------------------------------------------------------------------

@@ -56,6 +56,7 @@ class GenerationRequest(Strict):
     repetition_penalty: float | None = Field(None, gt=0, le=100)
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="smaller is served first")
 
     @property
     def num_logprobs(self) -> int | None:
