@@ -4,19 +4,19 @@ Lessons are run whole, in JupyterLab, as a learner does. Screenshots of the page
 summary of the run says where.
 """
 
-import re
-
 import nbformat
 import pytest
 
 from minillm.course.build.addresses import ROOT
+from minillm.course.build.cells import code_cells, read
+from minillm.course.build.lesson_text import BOX
 from tests.browser import lab
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
 LESSONS = [
     path.name
     for path in sorted((ROOT / "notebooks").glob("*.ipynb"))
-    if re.search(r"\bwidgets\.\w+\(", path.read_text(encoding="utf-8"))
+    if any(BOX.search(cell["source"]) for cell in code_cells(read(path)))
 ]
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 

@@ -185,8 +185,8 @@ LESSON = {
     "no full stop": (source("end", "The third.", "The third"), "this is not one sentence: The third"),
     "no exercises": (without("exercises"), "no link to its exercises"),
     "others' exercises": (source("exercises", "ex05", "ex06"), "no link to its exercises"),
-    "a silent widget": (output("box"), "widgets.text_box leaves nothing to read"),
-    "a widget without a twin": (source("measure", "draw(3)", "plot(3)"), "no cell draws draw(...) itself"),
+    "a silent widget": (output("box"), "text_box leaves nothing to read"),
+    "a widget without a twin": (output("measure", printed("~ 2 ms\n")), "no picture above text_box"),
 }
 EXERCISE = {
     "one task": (without("head-2", "task-2", "check-2"), "its tasks are ex05.1; wanted are two or three"),

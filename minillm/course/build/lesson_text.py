@@ -10,6 +10,7 @@ import ast
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 
 from minillm.course.build.cells import alts, bound_names, calls, code_cells, imports, marks, printed, texts
 from minillm.course.build.symbols import has_symbol
@@ -20,6 +21,7 @@ MINUTES = re.compile(r"(\d+) minutes")
 NO_EXERCISES = re.compile(r"\bno exercises\b", re.IGNORECASE)
 LEDGER_LINES = ("invariant", "where it wins", "where it loses", "how this benchmark could mislead")
 MEASURED = "~ "  # as minillm.course.timing marks it, which would bring in torch
+BOX = re.compile(r"\b\w+_box(?=\()")  # what makes a widget is called so: text_box, picture_box
 ITEM = re.compile(r"^(\d+)\. (.*(?:\n(?!\d+\. |\n).*)*)", re.MULTILINE)
 INNER_STOP = re.compile(r"(?<!\be\.g)(?<!\bi\.e)(?<!\bvs)[.?!]\s+(?=[A-Z])")
 
@@ -103,14 +105,13 @@ def check_exercise_link(notebook: dict, number: str) -> Iterator[str]:
 
 
 def check_static_twin(notebook: dict) -> Iterator[str]:
-    """What a widget draws is drawn once without it, and the widget leaves a sentence where no kernel runs."""
-    drawing = [cell for cell in code_cells(notebook) if any(alts(cell))]
-    for cell in code_cells(notebook):
-        for widget, draw in re.findall(r"\bwidgets\.(\w+)\(\s*(\w+)", cell["source"]):
+    """The cell above a widget draws the same without it, and the widget leaves a sentence where no kernel runs."""
+    for above, cell in pairwise(code_cells(notebook)):
+        for name in BOX.findall(cell["source"]):
             if not any("text/plain" in output.get("data", {}) for output in cell["outputs"]):
-                yield f"cell {cell.get('id')}: widgets.{widget} leaves nothing to read in a saved notebook"
-            if not any(list(calls(other, draw)) for other in drawing):
-                yield f"cell {cell.get('id')}: no cell draws {draw}(...) itself, for readers without a kernel"
+                yield f"cell {cell.get('id')}: {name} leaves nothing to read in a saved notebook"
+            if not any(alts(above) + alts(cell)):
+                yield f"cell {cell.get('id')}: no picture above {name} for readers without a kernel"
 
 
 NUMBERED = (check_header, check_exercise_link)
