@@ -10,6 +10,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Polygon, Rectangle
 
+from minillm.course.figures.tiles import font_characters
 from minillm.course.style import EDGE, INK, MUTED, PAPER, VERMILION, card, describe, place, styled
 
 FAINTEST = 0.003  # share of attention that still gets a shade of its own
@@ -58,8 +59,12 @@ def attention_map(
 
 
 def readable(token: str) -> str:
-    """A token as a label: line ends and tabs written out, the space before a word dropped, $ kept from matplotlib."""
+    """A token as a label: line ends and tabs written out, the space before a word dropped, $ kept from matplotlib.
+
+    A character that the font lacks is written as its number, U+4E2D.
+    """
     text = token.replace("\n", "\\n").replace("\t", "\\t").strip() or "␣"
+    text = "".join(char if ord(char) in font_characters("DejaVu Sans") else f"U+{ord(char):X}" for char in text)
     return text.replace("$", r"\$")
 
 

@@ -26,7 +26,7 @@ def masks(panels: Mapping[str, object], right: Mapping[str, object] | None = Non
     wanted = {title: np.asarray((right or {}).get(title, mask), dtype=bool) for title, mask in shown.items()}
     rows = max(mask.shape[0] for mask in shown.values())
     left, gap, above = 0.86, 0.34, (1.38 if subtitle else 1.14)
-    width = left + sum(mask.shape[1] for mask in shown.values()) * CELL + gap * (len(shown) - 1) + MARGIN
+    width = max(left + sum(m.shape[1] for m in shown.values()) * CELL + gap * (len(shown) - 1) + MARGIN, 5.6)
     height = above + 0.2 + rows * CELL + 0.62
     figure = card(width, height, "Which query sees which key", subtitle)
     x = left

@@ -16,9 +16,9 @@ MARKS = str.maketrans({" ": "␣", "\n": "↵", "\t": "→"})
 
 
 @cache
-def font_characters() -> frozenset[int]:
-    """Code points of the font that matplotlib brings along."""
-    return frozenset(FT2Font(font_manager.findfont("DejaVu Sans Mono")).get_charmap())
+def font_characters(family: str = "DejaVu Sans Mono") -> frozenset[int]:
+    """Code points of a font that matplotlib brings along."""
+    return frozenset(FT2Font(font_manager.findfont(family)).get_charmap())
 
 
 def label(data: bytes) -> str:
