@@ -3,9 +3,16 @@
 Three tasks share a notebook, and so a process, since starting one takes seconds.
 """
 
+import random
+import subprocess
+import sys
+
+import psutil
 import pytest
 
+from minillm.course.build.addresses import ROOT
 from minillm.course.grader.grade import Options, grade
+from minillm.course.grader.hide import resolve
 from tests.grader.examples import COUNTER, IMPORTS, MASK, MERGE, PACKAGE, write_notebook
 
 SECONDS = 5.0
@@ -220,6 +227,32 @@ def test_the_network_and_the_caller_s_secrets_are_not_there(marks, monkeypatch):
     )
     assert got["ex90.1"][1].startswith(("raises OSError", "raises PermissionError", "raises ConnectionRefusedError"))
     assert "[]" in got["ex90.3"][1] and "minillm-grade-" in got["ex90.3"][1]
+
+
+def test_what_a_learner_started_ends_with_the_grading(marks):
+    sleeper = f"sleep 6{random.randint(10_000, 99_999)}"  # seconds, and a name that no other process has
+    start = f"import subprocess; subprocess.Popen({sleeper.split()}, start_new_session=True)"
+    marks(IMPORTS, function("causal_mask", start), MERGE)
+    assert not any(sleeper in " ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"]))
+
+
+def test_without_namespaces_sockets_are_refused_in_python(tmp_path):
+    program = (
+        "import minillm.course.grader.limits as limits, socket\n"
+        "limits._unshare = lambda flags: False\n"
+        "assert 'Python only' in limits.isolate()\n"
+        "for act in (lambda: socket.create_connection(('127.0.0.1', 9)), lambda: socket.socket().connect(('', 9))):\n"
+        "    try:\n        act()\n    except PermissionError:\n        print('refused')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout == "refused\nrefused\n", done.stderr
+
+
+def test_hiding_what_does_not_exist_is_an_error_of_the_check():
+    assert resolve("minillm.attention.mask.visible")[2] == "visible"
+    for name in ("minillm.attention.gone", "minillm.gone.mask", "gone"):
+        with pytest.raises(ImportError, match=f"a check hides {name}, which does not exist"):
+            resolve(name)
 
 
 def test_an_empty_file_and_missing_tasks_are_named(marks):

@@ -11,42 +11,8 @@ from minillm.course.grader import feedback, kernel_task
 from minillm.course.grader.exercises import load_tasks
 from minillm.course.grader.grade import Options, grade
 from minillm.course.grader.kernel_task import judge_compiled
-from tests.grader.examples import PACKAGE, write_notebook
+from tests.grader.examples import PACKAGE, PRODUCT, SOFTMAX, TRITON, write_notebook
 
-IMPORTS = "import torch\nimport triton\nimport triton.language as tl"
-SOFTMAX = """\
-# task: ex91.1
-@triton.jit
-def softmax_kernel(x_ptr, y_ptr, n, x_stride, y_stride, BLOCK: tl.constexpr):
-    row = tl.program_id(0)
-    columns = tl.arange(0, BLOCK)
-    inside = columns < n
-    x = tl.load(x_ptr + row * x_stride + columns, inside, other=-float("inf")).to(tl.float32)
-    e = tl.exp(x - tl.max(x, 0))
-    tl.store(y_ptr + row * y_stride + columns, (e / tl.sum(e, 0)).to(y_ptr.dtype.element_ty), inside)
-
-
-def softmax(x):
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    softmax_kernel[(x.shape[0],)](x, y, x.shape[1], x.stride(0), y.stride(0), BLOCK=triton.next_power_of_2(x.shape[1]))
-    return y
-"""
-PRODUCT = """\
-# task: ex91.2
-@triton.jit
-def product_kernel(a_ptr, b_ptr, c_ptr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
-    m, n, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
-    a = tl.load(a_ptr + m[:, None] * K + k[None, :])
-    b = tl.load(b_ptr + k[:, None] * N + n[None, :])
-    c = tl.dot(a, b)
-    tl.store(c_ptr + m[:, None] * N + n[None, :], c.to(c_ptr.dtype.element_ty))
-
-
-def multiply(a, b):
-    c = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype)
-    product_kernel[(1,)](a, b, c, a.shape[0], b.shape[1], a.shape[1], num_warps=4)
-    return c
-"""
 BY_HAND = PRODUCT.replace(  # the `where` keeps Triton from making a tl.dot of it
     "tl.dot(a, b)",
     "tl.sum(tl.where(m[:, None, None] >= 0, a[:, :, None].to(tl.float32) * b[None, :, :].to(tl.float32), 0.0), 1)",
@@ -56,7 +22,7 @@ BY_HAND = PRODUCT.replace(  # the `where` keeps Triton from making a tl.dot of i
 @pytest.fixture
 def marks(tmp_path):
     def run(*sources):
-        path = write_notebook(tmp_path / "ex91_mine.ipynb", IMPORTS, *sources)
+        path = write_notebook(tmp_path / "ex91_mine.ipynb", TRITON, *sources)
         return [result.lost for result in grade(path, Options(package=PACKAGE)).results]
 
     return run
@@ -102,14 +68,14 @@ def test_a_launcher_that_reads_values_or_launches_nothing_has_no_marks(marks):
 
 
 def test_check_in_a_notebook_tries_a_kernel_in_processes_of_its_own(monkeypatch, capsys):
-    monkeypatch.setattr(feedback, "_executed_cells", lambda: [IMPORTS, PRODUCT.replace("tl.dot(a, b)", "tl.dot(a, c)")])
+    monkeypatch.setattr(feedback, "_executed_cells", lambda: [TRITON, PRODUCT.replace("tl.dot(a, b)", "tl.dot(a, c)")])
     feedback.check("ex91.2", None, PACKAGE)
     assert capsys.readouterr().out.startswith("ex91.2 tile product: 0 of 2 items\n  product: raises ")
 
 
 def test_without_triton_a_kernel_is_not_gradable_which_is_not_zero(tmp_path, monkeypatch):
     monkeypatch.setattr(kernel_task, "find_spec", lambda name: None)
-    report = grade(write_notebook(tmp_path / "ex91.ipynb", IMPORTS, SOFTMAX, PRODUCT), Options(package=PACKAGE))
+    report = grade(write_notebook(tmp_path / "ex91.ipynb", TRITON, SOFTMAX, PRODUCT), Options(package=PACKAGE))
     assert report.max_score == 0
     assert [task["gradable"] for task in report.to_dict()["tasks"]] == [False, False]
     assert all("Triton is not installed" in result.message for result in report.results)

@@ -64,7 +64,10 @@ class Curtain:
         return any(is_within(wanted, name) for name in hidden)
 
     def _hide(self, name: str) -> None:
-        target, owner, attribute = resolve(name)
+        try:
+            target, owner, attribute = resolve(name)
+        except ModuleNotFoundError:
+            return  # it needs a package that is not here: nobody can use it
         if isinstance(target, ModuleType):
             for module in [module for found, module in list(sys.modules.items()) if is_within(found, name)]:
                 for inner in list(vars(module).values()):
@@ -117,12 +120,17 @@ def is_within(name: object, package: str) -> bool:
 
 
 def resolve(name: str) -> tuple[object, object, str]:
-    """(object, its owner, its name there) of a dotted name. Raises ImportError when there is no such thing."""
+    """(object, its owner, its name there) of a dotted name.
+
+    Raises ImportError when there is no such thing, ModuleNotFoundError when it needs a package that is not installed.
+    """
     parts = name.split(".")
     for cut in range(len(parts), 0, -1):
         try:
             owner = importlib.import_module(".".join(parts[:cut]))
-        except ModuleNotFoundError:
+        except ModuleNotFoundError as error:
+            if not is_within(name, error.name):
+                raise
             continue
         target, previous = owner, owner
         try:

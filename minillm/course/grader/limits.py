@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import resource
 import socket
 import sys
 from pathlib import Path
@@ -72,6 +71,8 @@ def isolate() -> str:
 
 def limit_memory(more: int = MEMORY_BYTES) -> None:
     """Allow this process `more` bytes than it holds now, and no large files or core dumps."""
+    import resource  # not on Windows, where `check` runs and this does not
+
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
     if sys.platform.startswith("linux"):

@@ -6,6 +6,7 @@ nothing that learner code prints or sends ahead counts as an answer. What comes 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
@@ -14,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+import psutil
 
 from minillm.course.grader import wire
 from minillm.course.grader.cells import Cell
@@ -83,11 +86,12 @@ class Child:
         return self._output.read().decode("utf-8", "replace")
 
     def stop(self) -> None:
-        """End the process and all of its session."""
-        try:
+        """End the process, what it started, and all of its session."""
+        for process in self._descendants():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass
         self._process.wait()
 
     def close(self) -> None:
@@ -95,6 +99,12 @@ class Child:
         self._channel.close()
         self._output.close()
         self._folder.cleanup()
+
+    def _descendants(self) -> list[psutil.Process]:
+        try:
+            return psutil.Process(self._process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
 
     def _exit(self) -> str:
         try:

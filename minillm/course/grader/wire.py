@@ -18,7 +18,7 @@ import torch
 from minillm.errors import GradeError
 
 HEADER = struct.Struct(">II")
-MAX_JSON_BYTES = 8 << 20
+MAX_JSON_BYTES = 4 << 20
 MAX_TENSOR_BYTES = 128 << 20
 MAX_DIMS = 16
 DTYPES = {
