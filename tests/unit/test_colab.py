@@ -176,3 +176,39 @@ def test_a_pin_that_forces_numpy_up_is_refused(runtime):
             runtime.resolve(keep=True)
     finally:
         pyproject.write_text(text, encoding="utf-8")
+
+
+OLD_DISPLAY = f"""
+import IPython, ipywidgets
+assert (IPython.__version__, ipywidgets.__version__) == ({COLAB["ipython"]!r}, {COLAB["ipywidgets"]!r})
+from IPython.core.interactiveshell import InteractiveShell
+InteractiveShell.instance()
+from minillm.course import figures, source, widgets
+from minillm.engine import Engine
+
+drawn = []
+def draw(**values):
+    drawn.append(values)
+    return figures.street("llm")
+
+controls = dict(a=widgets.text_line("a", "x"), b=widgets.slider("b", 0, 3, 1), c=widgets.choice("c", ["u", "v"], "u"))
+box = widgets.picture_box(draw, **controls)
+controls["a"].value, controls["b"].value, controls["c"].value = "y", 2, "v"
+assert drawn[-1] == dict(a="y", b=2, c="v") and box.children[-1].value.startswith("<img alt="), drawn
+typed = widgets.text_box(drawn.append, "d", "x")
+typed.children[0].value = "z"
+assert drawn[-1] == "z"
+source.show_code(Engine.step)
+"""
+
+
+@pytest.mark.slow
+def test_boxes_and_pictures_work_with_the_ipywidgets_and_ipython_of_colab(tmp_path):
+    """Both are years older in Colab than on a desk, and are installed here with what only they still need."""
+    wanted = [f"{name}=={COLAB[name]}" for name in ("ipython", "ipywidgets")]
+    wanted += ["backcall", "decorator", "ipython_genutils", "pickleshare", "setuptools"]
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(tmp_path), *wanted]
+    subprocess.run(command, check=True, capture_output=True)
+    path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(addresses.ROOT)])}
+    done = subprocess.run([sys.executable, "-c", OLD_DISPLAY], env=os.environ | path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
