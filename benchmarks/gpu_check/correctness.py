@@ -17,6 +17,7 @@ from benchmarks.gpu_check.sections import Check
 from minillm.attention import naive
 from minillm.attention.per_request import PerRequest
 from minillm.batch import Batch
+from minillm.errors import ConfigError
 from minillm.kernels.flash import flash_attention
 from minillm.kernels.fused_ops import FusedOps
 from minillm.kernels.launch import find_row
@@ -32,11 +33,18 @@ FAR = 2**31  # values of a tensor beyond which a 32-bit offset wraps
 def rows(check: Check) -> Iterator[dict]:
     dtypes = (torch.float32,) if check.dry else [check.dtype, torch.float16, torch.float32]
     for dtype in dict.fromkeys(dtypes):
-        yield from _flash(check, dtype)
-        yield from _fused(check, dtype)
-        yield from _paged(check, dtype)
-    yield from _far_slots(check)
-    yield from _whole_model(check)
+        for part in (_fused, _flash, _paged):
+            yield from _where_it_runs(part(check, dtype))
+    yield from _where_it_runs(_far_slots(check))
+    yield from _where_it_runs(_whole_model(check))
+
+
+def _where_it_runs(rows: Iterator[dict]) -> Iterator[dict]:
+    """The rows, or why the kernels refuse this GPU."""
+    try:
+        yield from rows
+    except ConfigError as error:
+        yield {"note": str(error)}
 
 
 def _flash(check: Check, dtype: torch.dtype) -> Iterator[dict]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import torch
 import torch.nn.functional as F
 
-from benchmarks.gpu_check.attention import Ragged, body, head_counts, name_of
+from benchmarks.gpu_check.attention import Ragged, bodies, head_counts, name_of
 from benchmarks.gpu_check.sections import Check
 from benchmarks.gpu_check.tell import with_rates
 from minillm.errors import ConfigError
@@ -22,16 +22,15 @@ def rows(check: Check) -> Iterator[dict]:
     """TB/s over batch and context. `sdpa dense` gets its K and V side by side, copied beforehand."""
     watch = check.stopwatch(repeats=15)
     heads, kv_heads = head_counts(check)
-    attend = body(check, "triton")
+    ours = bodies(check, ("triton",))
     for head_size in (16,) if check.dry else (128, 64):
         for batch in (1, 3) if check.dry else (1, 8, 64):
             for context in (40,) if check.dry else (1024, 4096, 16384, 65536):
                 if 5 * batch * context * kv_heads * head_size * 4 > check.free_bytes:
                     continue
                 step = Ragged(check, [(1, context)] * batch, heads, kv_heads, head_size)
-                times = watch.compare(
-                    {"ours": lambda step=step: step.attend(attend), "sdpa dense": dense(step, batch, context)}
-                )
+                tried = {name: lambda step=step, attend=attend: step.attend(attend) for name, attend in ours.items()}
+                times = watch.compare(tried | {"sdpa dense": dense(step, batch, context)})
                 yield with_rates(
                     {
                         "head_size": head_size,

@@ -37,6 +37,9 @@ def rows(check: Check) -> Iterator[dict]:
         for batch in (1, 2) if check.dry else (1, 8):
             n = lengths[1]
             engines = {x: make_engine(model, attend, n + NEW_TOKENS, batch) for x, attend in found.items()}
+            if "triton" in found:
+                graphs = make_engine(model, found["triton"], n + NEW_TOKENS, batch, with_graphs=True)
+                engines = {"triton with graphs": graphs} | engines
             yield _row(check, name, "tpot", n, batch, engines, repeats=2)
         del model, engines
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarks.gpu_check.attention import body
+from benchmarks.gpu_check.attention import bodies, body
 from benchmarks.gpu_check.models import generate, make_engine, random_prompts
 from benchmarks.gpu_check.sections import Check
 from minillm.batch import Batch
@@ -43,7 +43,7 @@ def rows(check: Check) -> Iterator[dict]:
         torch.float16: Transformer(config, weights, torch.float16, check.device, ops=watched),
     }
     (prompt,) = random_prompts(config, 1, 32 if check.dry else 512)
-    for name in ("sdpa", "triton"):
+    for name in bodies(check, ("sdpa", "triton")):
         logits, generated = {}, {}
         for dtype, model in models.items():
             attend = body(check, name, dtype)

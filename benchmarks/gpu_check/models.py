@@ -10,6 +10,7 @@ from benchmarks.gpu_check.sections import Check
 from minillm.block_pool import BlockPool
 from minillm.checkpoint.random_weights import CONFIGS
 from minillm.config import EngineConfig, ModelConfig, SamplingParams
+from minillm.decode_graphs import DecodeGraphs
 from minillm.engine import Engine
 from minillm.kv_cache import KVCache
 from minillm.model import Transformer
@@ -41,22 +42,31 @@ def random_model(check: Check, name: str, dtype: torch.dtype | None = None, ops=
     return Transformer(config, LazyWeights(shapes, noise), dtype or check.dtype, check.device, ops=ops)
 
 
-def make_engine(model: Transformer, attend: Callable, max_len: int, requests: int = 1) -> Engine:
-    """An engine whose step takes a whole prompt, and whose cache holds `requests` sequences of `max_len` tokens."""
+def make_engine(
+    model: Transformer, attend: Callable, max_len: int, requests: int = 1, with_graphs: bool = False
+) -> Engine:
+    """An engine whose step takes all prompts, and whose cache holds `requests` sequences of `max_len` tokens.
+
+    with_graphs  decode steps as CUDA graphs; on a CPU the same padded steps, run directly
+    """
     blocks = requests * -(-max_len // BLOCK_SIZE)
-    config = EngineConfig(
-        max_num_batched_tokens=max(max_len, requests), max_num_seqs=requests, enable_prefix_caching=False
-    )
+    config = EngineConfig(max_num_batched_tokens=requests * max_len, max_num_seqs=requests, enable_prefix_caching=False)
     pool = BlockPool(blocks, BLOCK_SIZE, enable_prefix_caching=False)
     tokenizer = Tokenizer.bytes_only(model.config.vocab_size)
+    cache = KVCache(model.config, blocks, BLOCK_SIZE, model.dtype, model.device)
+    graphs = None
+    if with_graphs:
+        capture = None if model.device.type == "cuda" else lambda run: run
+        graphs = DecodeGraphs(model, cache, attend, requests, max_len, capture)
     return Engine(
         model=model,
         tokenizer=tokenizer,
-        kv_cache=KVCache(model.config, blocks, BLOCK_SIZE, model.dtype, model.device),
+        kv_cache=cache,
         scheduler=make_scheduler(config, pool, max_len),
         sampler=Sampler(eos_token_ids=tokenizer.eos_token_ids),
         attend=attend,
         max_model_len=max_len,
+        decode_graphs=graphs,
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 
-from benchmarks.gpu_check.attention import body
+from benchmarks.gpu_check.attention import bodies
 from benchmarks.gpu_check.measure import summary
 from benchmarks.gpu_check.models import config_of, generate, make_engine, random_prompts
 from benchmarks.gpu_check.sections import Check
@@ -26,6 +26,8 @@ def rows(check: Check) -> Iterator[dict]:
     except ImportError as error:
         yield {"note": f"transformers is not installed, so there is nothing to compare with ({error})"}
         return
+    found = bodies(check, ("sdpa", "triton"))
+    name, attend = list(found.items())[-1]  # Triton's where it runs
     config = config_of(check, "1b")
     ours = Transformer(config, theirs.state_dict(), check.dtype, check.device)
     lengths, new_tokens = ((20,), 3) if check.dry else ((512, 2048), 33)
@@ -34,15 +36,14 @@ def rows(check: Check) -> Iterator[dict]:
     expected = theirs(torch.tensor([prompt], device=check.device)).logits[0].float()
     cache = KVCache(config, -(-len(prompt) // 16), 16, check.dtype, check.device)
     batch = Batch.build([prompt], [len(prompt)], [list(range(cache.num_blocks))], 16, device=check.device)
-    found = ours.lm_head(ours.hidden(batch, cache, body(check, "triton")))
-    same = int((found.argmax(-1) == expected.argmax(-1)).sum())
-    divergence = F.kl_div(
-        found.log_softmax(-1), expected.log_softmax(-1), log_target=True, reduction="batchmean"
-    ).item()
-    yield {"tokens": len(prompt), "same_argmax": same, "nats_per_token": divergence, "ok": divergence < MOST_NATS}
+    logits = ours.lm_head(ours.hidden(batch, cache, attend))
+    same = int((logits.argmax(-1) == expected.argmax(-1)).sum())
+    ours_log, theirs_log = logits.log_softmax(-1), expected.log_softmax(-1)
+    nats = F.kl_div(ours_log, theirs_log, log_target=True, reduction="batchmean").item()
+    yield {"tokens": len(prompt), "same_argmax": same, "nats_per_token": nats, "ok": nats < MOST_NATS}
 
     for n in lengths:
-        engine = make_engine(ours, body(check, "triton"), n + new_tokens)
+        engine = make_engine(ours, attend, n + new_tokens, with_graphs=name == "triton")
         prompts = random_prompts(config, 1, n)
         inputs = torch.tensor(prompts, device=check.device)
 
@@ -54,18 +55,18 @@ def rows(check: Check) -> Iterator[dict]:
         def our_seconds(tokens: int, engine=engine, prompts=prompts) -> float:
             return _seconds(check, lambda: generate(engine, prompts, tokens))
 
-        bodies = {"minillm": our_seconds, "transformers": their_seconds}
-        ttft: dict[str, list[float]] = {name: [] for name in bodies}
-        tpot: dict[str, list[float]] = {name: [] for name in bodies}
+        engines = {"minillm": our_seconds, "transformers": their_seconds}
+        ttft: dict[str, list[float]] = {peer: [] for peer in engines}
+        tpot: dict[str, list[float]] = {peer: [] for peer in engines}
         for repeat in range(-1, 1 if check.dry else 3):
-            for name, seconds in bodies.items():
+            for peer, seconds in engines.items():
                 first, whole = seconds(1), seconds(new_tokens)
                 if repeat >= 0:
-                    ttft[name].append(first)
-                    tpot[name].append((whole - first) / (new_tokens - 1))
+                    ttft[peer].append(first)
+                    tpot[peer].append((whole - first) / (new_tokens - 1))
         for metric, values in (("ttft", ttft), ("tpot", tpot)):
-            times = {name: summary(seconds) for name, seconds in values.items()}
-            yield {"metric": metric, "prompt": n, "times": times, "against": "transformers"}
+            times = {peer: summary(seconds) for peer, seconds in values.items()}
+            yield {"metric": metric, "prompt": n, "attention": name, "times": times, "against": "transformers"}
 
 
 def _their_model(check: Check):

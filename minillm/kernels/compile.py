@@ -26,7 +26,7 @@ from minillm.kernels.launch import HALF, ROWS, SINGLE, LaunchRow, aligned, find_
 CAPABILITIES = ((7, 5), (8, 0), (8, 9), (9, 0), (10, 0))
 ATTENTION = {"flash": flash, "paged_attention": paged_attention}
 POINTWISE = {"rms_norm": rms_norm, "rope_kv_write": rope_kv_write, "silu_mul": silu_mul}
-KERNELS = ATTENTION | {"split_kv": split_kv} | POINTWISE
+KERNELS = ATTENTION | {"merge_splits": split_kv} | POINTWISE
 
 INSTRUCTIONS = {"mma": r"\bmma\.sync", "wgmma": r"\bwgmma\.mma_async", "tcgen05": r"\btcgen05\.mma"}
 ASYNC_COPY = r"\bcp\.async\.(?:ca|cg|bulk)\b"
@@ -54,9 +54,6 @@ def _rows(kernel: str, capability: tuple[int, int]) -> list[LaunchRow]:
     half, other_half = ("float16", "bfloat16") if capability < (8, 0) else ("bfloat16", "float16")
     if kernel in POINTWISE:
         return POINTWISE[kernel].rows(capability, half)
-    if kernel == "split_kv":  # follows the attention kernel where that was split
-        split = [row for row in _rows("paged_attention", capability) if row.phase == "split"]
-        return [replace(row, kernel=kernel, phase="merge", num_warps=4, num_stages=1) for row in split]
     keys = [(row.head_size, row.dtype, row.phase) for row in ROWS if row.kernel == kernel and row.dtype != other_half]
     found = []
     for head_size, dtype, phase in dict.fromkeys(keys):
@@ -70,7 +67,7 @@ def _rows(kernel: str, capability: tuple[int, int]) -> list[LaunchRow]:
 
 def expected_instruction(row: LaunchRow) -> str:
     """The matrix instruction that a good compilation holds: "mma", "wgmma", "tcgen05" or "none"."""
-    if row.phase in ("pointwise", "merge") or row.dtype == "float32" or row.compute_capability < (8, 0):
+    if row.kernel not in ATTENTION or row.dtype in SINGLE or row.compute_capability < (8, 0):
         return "none"  # Triton 3.3 and later has no matrix instructions for 7.5
     if row.phase != "prefill" or row.compute_capability < (9, 0):
         return "mma"  # a decode tile of 16 rows is too small for the newer ones
