@@ -130,7 +130,7 @@ FAULTY = {
     "too much lost": (TOP_LEFT, "one slip keeps 1 of 3 items"),
     "raises": (replace(TOP_LEFT, code="def causal_mask(q, k): return 1 / 0"), "it raises"),
     "another dtype": (
-        replace(TOP_LEFT, code=TOP_LEFT.code.replace("return ", "return 1 * ")),
+        replace(TOP_LEFT, code=TOP_LEFT.code.replace("columns <= rows", "1 * (columns <= rows)")),
         "another shape or dtype",
     ),
 }
