@@ -2,12 +2,14 @@
 
 import copy
 import json
+import re
 
 import pytest
 
-from minillm.course.build import addresses, exercise_text, lesson_text, prose
-from minillm.course.build.structure import find_problems, rules_of
+from minillm.course.build import addresses, cells, exercise_text, lesson_text, prose
+from minillm.course.build.structure import committed, find_problems, rules_of
 from minillm.course.build.symbols import has_file, has_symbol
+from minillm.course.grader.exercises import find_task
 
 REPO = "ada/course"
 HINTS = "".join(f"<details><summary>Hint {n}</summary>\n\nthink of {n}\n\n</details>\n" for n in (1, 2, 3))
@@ -272,6 +274,13 @@ def name_of(rule):
 def test_a_file_name_without_its_number_is_an_offence(root, folder, name):
     messages = [problem for rule in rules_of(root / folder / name)[-1:] for problem in rule({})]
     assert len(messages) == 1 and name in messages[0]
+
+
+def test_the_points_in_the_text_of_a_task_are_those_of_its_check():
+    for path in (path for path in committed() if path.parent.name == "solutions"):
+        for name, _, header, _ in exercise_text.tasks(cells.read(path)):
+            told = re.search(r"\b(\d+) points?\b", header)
+            assert told and int(told[1]) == find_task(name).points, name
 
 
 # What is allowed
