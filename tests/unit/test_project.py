@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTRAS = PYPROJECT["project"]["optional-dependencies"]
 DISTRIBUTIONS = packages_distributions()  # import name -> the distributions that hold it
-TARGETS = ["help", "setup", "lab", "demo", "test", "test-all", "lint", "format", "notebooks"]
+TARGETS = ["help", "setup", "lab", "demo", "test", "test-all", "lint", "format", "notebooks", "gpu-check", "exercises"]
 TEXT_SUFFIXES = {".py", ".md", ".ipynb", ".toml", ".txt", ".yml", ".json", ".cfg", ".jinja", ""}
 
 
