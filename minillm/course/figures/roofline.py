@@ -128,8 +128,8 @@ def _series(axes: Axes, kind: str, series: Sequence[Work]) -> None:
 
 
 def _guess(axes: Axes, guess: Work) -> None:
-    left = axes.get_xlim()[0]
-    axes.plot([left, guess.intensity], [guess.flops] * 2, color=INK, linewidth=1.2, linestyle=(0, (2, 2)), zorder=4)
+    floor = axes.get_ylim()[0]
+    axes.plot([guess.intensity] * 2, [floor, guess.flops], color=INK, linewidth=1.2, linestyle=(0, (2, 2)), zorder=4)
     diamond = {"markersize": 7, "markerfacecolor": PAPER, "markeredgecolor": INK, "zorder": 6}
     axes.plot([guess.intensity], [guess.flops], "D", label=GUESS, **diamond)
 
