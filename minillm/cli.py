@@ -296,12 +296,12 @@ def run_progress(args) -> None:
 
 def run_kernels(args) -> None:
     try:
-        from minillm.kernels.report import lines, report
+        from minillm.kernels.report import as_json, lines, report
     except ModuleNotFoundError as error:
         raise ConfigError(f"kernels are compiled by {error.name}: pip install triton (Linux)") from error
 
     result = report(args.only, args.dump)
-    print(json.dumps(result) if args.json else "\n".join(lines(result)))
+    print(as_json(result) if args.json else "\n".join(lines(result)))
 
 
 def run_estimate(args) -> None:

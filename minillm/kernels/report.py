@@ -1,11 +1,14 @@
 """The compile report of `minillm kernels`: rows chosen, compiled one after another, and told as a table.
 
 One row per kernel, GPU, head size, dtype and phase, with what the compiler says about it beside the GPU's limit.
-The committed copy is benchmarks/results/compile_report.json; lesson 12 reads it.
+The committed copy, benchmarks/results/compile_report.json, is read by lesson 12. To write it anew:
+
+    python -m minillm kernels --json > benchmarks/results/compile_report.json
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -57,6 +60,12 @@ def select(rows: list[LaunchRow], only: list[str]) -> list[LaunchRow]:
 def _value(row: LaunchRow, name: str) -> str:
     value = getattr(row, name)
     return ".".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def as_json(result: dict) -> str:
+    """JSON with a row per line, so that two reports can be compared line by line."""
+    rows = ",\n".join(json.dumps(row) for row in result["rows"])
+    return f'{{"versions": {json.dumps(result["versions"])}, "rows": [\n{rows}\n]}}'
 
 
 def lines(result: dict) -> Iterator[str]:

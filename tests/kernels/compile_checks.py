@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+ROOT = Path(__file__).parents[2]
 HALF = ("float16", "bfloat16")
 ATTENTION = ("flash", "paged_attention")
 
@@ -15,12 +16,12 @@ def compile_report(*only, dump=None, packages=None):
     """The report's JSON. packages: a folder that stands first on the import path."""
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     if packages is not None:
-        env["PYTHONPATH"] = os.pathsep.join([str(packages), str(Path.cwd())])
+        env["PYTHONPATH"] = os.pathsep.join([str(packages), str(ROOT)])
     command = [sys.executable, "-m", "minillm", "kernels", "--json"]
     for condition in only:
         command += ["--only", condition]
     command += ["--dump", str(dump)] if dump else []
-    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", env=env, timeout=1500)
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", env=env, cwd=ROOT, timeout=1500)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 

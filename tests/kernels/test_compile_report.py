@@ -1,5 +1,8 @@
 """What the compiler says about the kernels, for GPUs that are not here. The whole table: test_triton_versions.py."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from minillm.errors import ConfigError
@@ -9,6 +12,7 @@ from minillm.kernels.report import lines, problems, select
 from tests.kernels.compile_checks import (
     ATTENTION,
     HALF,
+    ROOT,
     all_broken_promises,
     broken_promises,
     compile_report,
@@ -124,6 +128,25 @@ def test_the_expected_instruction_grows_with_the_gpu():
 def test_shared_memory_limits_are_the_smallest_of_each_compute_capability():
     limits = {(7, 5): 65_536, (8, 0): 166_912, (8, 9): 101_376, (9, 0): 232_448, (10, 0): 232_448}
     assert {capability: shared_limit(capability) for capability in CAPABILITIES} == limits
+
+
+def test_the_committed_report_is_that_of_the_table():
+    """Otherwise: python -m minillm kernels --json > benchmarks/results/compile_report.json"""
+    committed = json.loads(Path(ROOT, "benchmarks/results/compile_report.json").read_text(encoding="utf-8"))
+    fields = JSON_KEYS[: JSON_KEYS.index("registers")]
+    expected = [tuple(str(value) for value in launch(row)) for row in table()]
+    assert [tuple(str(row[field]) for field in fields) for row in committed["rows"]] == expected
+    assert all_broken_promises(committed) == []
+
+
+def launch(row):
+    """The fields of a row as the report has them."""
+    major, minor = row.compute_capability
+    return (
+        row.kernel,
+        f"{major}.{minor}",
+        *(getattr(row, field) for field in JSON_KEYS[2 : JSON_KEYS.index("registers")]),
+    )
 
 
 # ---- the command -----------------------------------------------------------------------------
