@@ -77,7 +77,7 @@ class Bench:
             return try_here(task, define(code, task.name), SEED)
         session = Session(self._learner(task), {}, SEED, TASK_SECONDS, threading.Lock())
         cell = Cell(next(self._numbers), code, task.id)
-        error = session.learner.run(cell)
+        error = session.learner.run(cell, TASK_SECONDS)
         return Result(task, dict.fromkeys(task.items, error), error) if error else session.judge(task, cell)
 
     def records(self, task: Task, code: str) -> list[object]:
@@ -85,7 +85,7 @@ class Bench:
         if not isinstance(task, KernelTask):
             return [drive_case(task, define(code, task.name), case) for case in task.cases(SEED)]
         learner = self._learner(task)
-        assert learner.run(Cell(next(self._numbers), code, task.id)) == ""
+        assert learner.run(Cell(next(self._numbers), code, task.id), TASK_SECONDS) == ""
         return [learner.drive(task, case, TASK_SECONDS) for case in task.cases(SEED)]
 
     def close(self) -> None:

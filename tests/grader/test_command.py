@@ -3,13 +3,18 @@
 import csv
 import io
 import json
+import subprocess
+import sys
+import threading
 
 import pytest
 
 from minillm.cli import main
 from minillm.course import mine
+from minillm.course.build.addresses import ROOT
+from minillm.course.grader.cells import make_cell
 from minillm.course.grader.exercises import exercise_names, load_tasks
-from minillm.course.grader.grade import Options, grade, grade_folder, task_seed
+from minillm.course.grader.grade import Options, Session, grade, grade_folder, task_seed
 from tests.grader.examples import COUNTER, IMPORTS, MASK, MERGE, PACKAGE, SOLVED, write_notebook
 
 CHECKS = ["--checks", PACKAGE]
@@ -110,6 +115,35 @@ def test_a_wrong_command_line_is_one_line_and_status_2(tmp_path, monkeypatch, ca
     assert main(["grade", *argv]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_cells_between_two_tasks_share_their_time(monkeypatch):
+    now, given = [0.0], []
+    monkeypatch.setattr("minillm.course.grader.grade.time.monotonic", lambda: now[0])
+
+    class SlowLearner:
+        def run(self, cell, seconds):
+            given.append(seconds)
+            now[0] += 25
+            return "took long"
+
+    sources = ["a", "b", "c", "d", "# task: ex90.1", "e", "# task: ex90.2", "below"]
+    cells = [make_cell(number, source) for number, source in enumerate(sources, 1)]
+    session = Session(SlowLearner(), {}, 0, 60.0, threading.Lock())
+    results, notes = session.grade(cells, load_tasks("ex90", PACKAGE)[:2])
+    assert given == [60, 35, 10, 1, 60, 60, 60], "cells share a minute, a task's own cell has one to itself"
+    assert notes[0] == "cell 1: took long" and len(notes) == 5
+    assert [result.message for result in results] == ["took long"] * 2
+
+
+def test_the_grader_s_memory_is_closed_to_other_processes(tmp_path):
+    program = (
+        "import minillm.course.grader.limits as limits, ctypes, sys\n"
+        "limits.keep_secrets()\n"
+        "print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0) if sys.platform == 'linux' else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout == "0\n", done.stderr
 
 
 def test_a_seed_repeats_the_cases_and_a_fresh_one_is_drawn_without(tmp_path):

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from minillm.course import mine
 from minillm.course.grader.exercises import exercise_names, load_tasks
 from minillm.course.grader.grade import Options, Report, grade, grade_folder
+from minillm.course.grader.limits import keep_secrets
 from minillm.course.grader.marks import Result
 from minillm.errors import GradeError
 
@@ -28,6 +29,7 @@ def run_grade(args) -> int:
         raise GradeError(f"--extra {args.extra} is not a folder")
     if args.json and not args.json.parent.is_dir():
         raise GradeError(f"--json {args.json}: there is no folder {args.json.parent}")
+    keep_secrets()
     options = Options(seed=args.seed, extra=args.extra, **({"package": args.checks} if args.checks else {}))
     reports: Iterable[Report]
     reports = [grade(args.file, options)] if args.file else grade_folder(args.batch, args.jobs, options)

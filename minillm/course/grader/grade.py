@@ -27,6 +27,7 @@ from minillm.course.grader.task import Case, Task
 from minillm.errors import GradeError, MinillmError
 
 DEVICE = "cpu"
+LEAST_SECONDS = 1.0  # for a cell, when those before it have used up the time
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Options:
     package   where the checks are
     starters  the folder of the exercises as they are handed out: a cell that is still the same has no marks
     source    the folder whose minillm the learner's process imports
-    seconds   for a cell, and for all cases of a task
+    seconds   for the cells between two tasks, for a task's own cell, and for all of its cases, each
     """
 
     seed: int | None = None
@@ -158,12 +159,14 @@ class Session:
         """(result of each task, what went wrong in the cells between them)."""
         places = {cell.task: cell.number for cell in cells}  # the last cell of a task counts
         last = max((places.get(task.id, 0) for task in tasks), default=0)
-        results, notes = {}, []
+        results, notes, deadline = {}, [], time.monotonic() + self.seconds
         for cell in cells[:last]:
             task = next((task for task in tasks if places.get(task.id) == cell.number), None)
-            error = self.learner.run(cell)
+            left = max(deadline - time.monotonic(), LEAST_SECONDS)
+            error = self.learner.run(cell, self.seconds if task else left)
             if task:
                 results[task.id] = fail(task, error) if error else self.judge(task, cell)
+                deadline = time.monotonic() + self.seconds
             elif error:
                 notes.append(f"cell {cell.number}: {error}")
         missing = "no cell starts with `# task: {}`"

@@ -2,8 +2,8 @@
 
 Best effort, in the order of what the machine offers. On Linux with user namespaces the process sees no network and
 none of the other processes, and all that it started ends with it. Elsewhere sockets are refused in Python only. Memory
-is limited on Linux; time everywhere. This stops accidents and idle tricks. It is no sandbox against an attack on the
-machine: the process reads what its user may read. Grade strangers' files in a container.
+is limited on Linux, per process; time everywhere. This stops accidents and idle tricks. It is no sandbox against an
+attack on the machine: the process reads and writes every file that its user may. Grade strangers' files in a container.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ MEMORY_BYTES = 768 << 20  # beyond what PyTorch and the engine take before the f
 FILE_BYTES = 64 << 20
 KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "MINILLM_MODEL")
 CLONE_NEWUSER, CLONE_NEWNET, CLONE_NEWPID = 0x10000000, 0x40000000, 0x20000000
+PR_SET_DUMPABLE = 4
 NAMESPACES = "blocked by a network namespace"
 PYTHON_ONLY = "blocked in Python only: code that calls the system directly can reach it"
 
@@ -67,6 +68,12 @@ def isolate() -> str:
         code = os.waitstatus_to_exitcode(status)
         os._exit(code if code >= 0 else 128 - code)
     return NAMESPACES
+
+
+def keep_secrets() -> None:
+    """Close this process's memory, where the seed is, to other processes of the same user (Linux)."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def limit_memory(more: int = MEMORY_BYTES) -> None:

@@ -146,10 +146,10 @@ class Learner:
         if self._compiler is not None:
             self._compiler._drop()
 
-    def run(self, cell: Cell) -> str:
+    def run(self, cell: Cell, seconds: float) -> str:
         """Run a cell's definitions; "" or what went wrong."""
         try:
-            error = _text(self._running().ask(_run(cell), self._seconds).get("error", ""))
+            error = _text(self._running().ask(_run(cell), seconds).get("error", ""))
         except ProcessEnded as ended:
             self._drop()
             return f"the cell {ended}"
@@ -180,7 +180,7 @@ class Learner:
     def _follow(self, cells: list[Cell]) -> None:
         for cell in cells:
             if cell not in self._ran:
-                self.run(cell)
+                self.run(cell, self._seconds)
 
     def _running(self) -> Child:
         """The process, with every cell that ended well run in it."""
