@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from minillm.errors import ShapeError
-from minillm.kernels.launch import LaunchRow
+from minillm.kernels.launch import POINTERS, LaunchRow
 
 LOG2_E = tl.constexpr(math.log2(math.e))
 
@@ -125,7 +125,7 @@ def flash_attention(
 
 def compile_spec(row: LaunchRow):
     """(kernel, signature, constexprs) with which a row is compiled ahead of time: 32 query heads on 8 K/V heads."""
-    kind = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32"}[row.dtype]
+    kind = POINTERS[row.dtype]
     constexprs = {"H": 32, "HKV": 8, "D": row.head_size, "BLOCK_M": row.block_m, "BLOCK_N": row.block_n}
     kinds = {"lse_ptr": "*fp32", "scale": "fp32"} | dict.fromkeys(constexprs, "constexpr")
     signature = {

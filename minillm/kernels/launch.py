@@ -9,6 +9,7 @@ compiler's figures for each. Built in lesson 12.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 
 from minillm.errors import ConfigError
@@ -88,6 +89,9 @@ _TABLE = (
     (("merge_splits",), EVERY, (64, 128, 256), (*HALF, *SINGLE), ("split",), 1, 64, 4, 1, "64 parts of a row at most"),
 )
 
+POINTERS = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32", "float8_e4m3fn": "*fp8e4nv", "int8": "*i8"}
+"""How the compiler calls a pointer to each dtype."""
+
 ROWS = tuple(
     LaunchRow(*key, *sizes)
     for kernels, capabilities, heads, dtypes, phases, *sizes in _TABLE
@@ -95,6 +99,7 @@ ROWS = tuple(
 )
 
 
+@cache  # asked for in every layer of every step
 def find_row(
     kernel: str, compute_capability: tuple[int, int], head_size: int, dtype: str, phase: str = "prefill"
 ) -> LaunchRow:

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from minillm.kernels.flash import LOG2_E, online_softmax
-from minillm.kernels.launch import LaunchRow
+from minillm.kernels.launch import POINTERS, LaunchRow
 
 
 @triton.jit(
@@ -265,9 +265,8 @@ def padded(head_size: int) -> int:
 
 def compile_spec(row: LaunchRow, window: int | None = None, sinks: int = 0, sparse: bool = False):
     """(kernel, signature, constexprs) with which a row is compiled ahead of time: 32 query heads on 8 K/V heads."""
-    kinds = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32", "float8_e4m3fn": "*fp8e4nv", "int8": "*i8"}
     quantized = row.dtype in ("float8_e4m3fn", "int8")
-    of_queries = "*bf16" if quantized else kinds[row.dtype]
+    pages, queries = POINTERS[row.dtype], "*bf16" if quantized else POINTERS[row.dtype]
     constexprs = {
         "HKV": 8, "G": 4, "D": row.head_size, "BLOCK_SIZE": 16,
         "WINDOW": window or 0, "SINKS": sinks, "DECODE": row.phase != "prefill", "SPLIT": row.phase == "split",
@@ -275,10 +274,10 @@ def compile_spec(row: LaunchRow, window: int | None = None, sinks: int = 0, spar
     }  # fmt: skip
     constexprs |= {} if quantized else {"k_scale_ptr": None, "v_scale_ptr": None}
     constexprs |= {} if sparse else {"list_ptr": None, "count_ptr": None}
-    of = {"q_ptr": of_queries, "k_ptr": kinds[row.dtype], "v_ptr": kinds[row.dtype], "lse_ptr": "*fp32"}
-    of |= {"out_ptr": "*fp32" if row.phase == "split" else of_queries, "scale": "fp32"}
-    of |= dict.fromkeys(("k_scale_ptr", "v_scale_ptr"), "*fp32") | dict.fromkeys(constexprs, "constexpr")
+    kinds = {"q_ptr": queries, "k_ptr": pages, "v_ptr": pages, "lse_ptr": "*fp32", "scale": "fp32"}
+    kinds |= {"out_ptr": "*fp32" if row.phase == "split" else queries}
+    kinds |= dict.fromkeys(("k_scale_ptr", "v_scale_ptr"), "*fp32") | dict.fromkeys(constexprs, "constexpr")
     signature = {
-        name: of.get(name, "*i32" if name.endswith("_ptr") else "i32") for name in paged_attention_kernel.arg_names
+        name: kinds.get(name, "*i32" if name.endswith("_ptr") else "i32") for name in paged_attention_kernel.arg_names
     }
     return paged_attention_kernel, signature, constexprs

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minillm.kernels.launch import LaunchRow
+from minillm.kernels.launch import POINTERS, LaunchRow
 
 KEYS_PER_SPLIT = 256
 """A part with fewer keys is not worth its own softmax and the merge."""
@@ -85,8 +85,7 @@ def compile_spec(row: LaunchRow):
     """(kernel, signature, constexprs) of the merge that follows a row of phase "split": 32 heads."""
     constexprs = {"H": 32, "D": row.head_size, "BLOCK_D": row.head_size}
     constexprs |= {"NUM_SPLITS": row.block_n, "BLOCK_S": row.block_n}
-    kind = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32"}[row.dtype]
-    kinds = {"part_out_ptr": "*fp32", "part_lse_ptr": "*fp32", "out_ptr": kind, "lse_ptr": "*fp32"}
+    kinds = {"part_out_ptr": "*fp32", "part_lse_ptr": "*fp32", "out_ptr": POINTERS[row.dtype], "lse_ptr": "*fp32"}
     kinds |= {"query_start_loc_ptr": "*i32"} | dict.fromkeys(constexprs, "constexpr")
     signature = {name: kinds.get(name, "i32") for name in merge_splits_kernel.arg_names}
     return merge_splits_kernel, signature, constexprs

@@ -131,8 +131,9 @@ def test_offsets_are_64_bit(monkeypatch, name):
 
 
 @pytest.mark.parametrize("window", [1, 5, 40])
-def test_a_window_goes_through_the_paged_kernel(window):
-    q, k, v = random_sequence(20, 50)
+@pytest.mark.parametrize("num_keys", [0, 5, 50])
+def test_a_window_goes_through_the_paged_kernel(window, num_keys):
+    q, k, v = random_sequence(20, num_keys)
     assert_close_to(attention(q, k, v, window, row=small()), oracle(q, k, v, window))
 
 
