@@ -138,6 +138,25 @@ def test_the_score_memory_of_the_article(capsys):
     assert capsys.readouterr().out == "score_matrix: 2,048 tokens 268 MB\n"
 
 
+def test_the_rulers_leave_the_point_before_the_last_and_end_at_twice_and_four_times_its_time():
+    seconds = {n: random.uniform(0.01, 2) for n in (256, 512, 1024)}
+    guess = random.uniform(0.01, 2)
+    figure = figures.doubling(seconds, guess, "Time")
+    axes = figure.axes[0]
+    points = next(line for line in axes.lines if line.get_label() == "measured")
+    assert dict(zip(*points.get_data(), strict=True)) == pytest.approx(seconds)
+    ends = [line.get_ydata()[-1] for line in axes.lines if list(line.get_xdata()) == [512, 1024]]
+    assert ends == pytest.approx([2 * seconds[512], 4 * seconds[512]])
+    (mark,) = [line for line in axes.lines if line.get_label() == "your guess"]
+    assert (*mark.get_xdata(), *mark.get_ydata()) == (1024, guess)
+    assert axes.get_ylim()[1] > max(guess, *seconds.values(), 4 * seconds[512])
+
+
+def test_one_size_shows_no_growth():
+    with pytest.raises(ValueError, match="two are the least"):
+        figures.doubling({256: 1.0}, 1.0, "Time")
+
+
 # ---- tokens --------------------------------------------------------------------------------------
 
 
@@ -242,6 +261,7 @@ def every_figure():
             "Two", [figures.Matrix("a", torch.randn(2, 2)), figures.Matrix("b", [[1.0]])]
         ),
         "score_matrix": lambda: figures.score_matrix([512, 1024], 32, 128, 8),
+        "doubling": lambda: figures.doubling({256: 0.01, 512: 0.05}, 0.04, "Time"),
         "token_tiles": lambda: figures.token_tiles([b"The", b" cat", b" sat"], [1, 2, 3]),
         "merges": lambda: figures.merges([figures.Merge([b"a", b"b"]), figures.Merge([b"ab"], 0, 7)]),
         "byte_stream": lambda: figures.byte_stream("a€", [b"a\xe2", b"\x82\xac"], ["a", "€"]),

@@ -4,6 +4,7 @@ same on every machine; `show` puts the figure into the notebook."""
 from minillm.course.figures.attention_map import attention_map
 from minillm.course.figures.block_plan import block_plan
 from minillm.course.figures.byte_stream import byte_stream
+from minillm.course.figures.doubling import doubling
 from minillm.course.figures.engine_so_far import Reading, engine_so_far
 from minillm.course.figures.gallery import gallery
 from minillm.course.figures.growth import growth
@@ -28,8 +29,9 @@ __all__ = [
     "Roof",
     "Work",
     "attention_map",
-    "byte_stream",
     "block_plan",
+    "byte_stream",
+    "doubling",
     "engine_so_far",
     "gallery",
     "growth",
