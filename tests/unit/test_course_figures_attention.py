@@ -8,6 +8,7 @@ import matplotlib
 import numpy as np
 import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import QuadMesh
 from matplotlib.patches import Circle, FancyBboxPatch, Rectangle
 
@@ -282,7 +283,7 @@ def test_a_figure_prints_one_line_has_alt_text_and_leaves_settings_alone(name, c
 @pytest.mark.parametrize("name", every_figure())
 def test_nothing_is_drawn_outside_of_its_card(name):
     figure = every_figure()[name]()
-    figure.canvas.draw()
+    FigureCanvasAgg(figure).draw()
     card = figure.bbox
     for text in figure.findobj(matplotlib.text.Text):
         if text.get_text().strip():
