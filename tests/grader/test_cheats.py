@@ -244,7 +244,7 @@ def test_without_namespaces_sockets_are_refused_in_python(tmp_path):
         "for act in (lambda: socket.create_connection(('127.0.0.1', 9)), lambda: socket.socket().connect(('', 9))):\n"
         "    try:\n        act()\n    except PermissionError:\n        print('refused')\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, encoding="utf-8", cwd=ROOT)
     assert done.stdout == "refused\nrefused\n", done.stderr
 
 

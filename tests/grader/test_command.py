@@ -142,7 +142,7 @@ def test_the_grader_s_memory_is_closed_to_other_processes(tmp_path):
         "limits.keep_secrets()\n"
         "print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0) if sys.platform == 'linux' else 0)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, encoding="utf-8", cwd=ROOT)
     assert done.stdout == "0\n", done.stderr
 
 
