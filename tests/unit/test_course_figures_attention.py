@@ -285,7 +285,8 @@ def test_nothing_is_drawn_outside_of_its_card(name):
     figure = every_figure()[name]()
     FigureCanvasAgg(figure).draw()
     card = figure.bbox
-    for text in figure.findobj(matplotlib.text.Text):
+    on_axes = [t for axes in figure.axes for t in (*axes.texts, axes.xaxis.label, axes.yaxis.label)]
+    for text in [*figure.texts, *on_axes]:
         if text.get_text().strip():
             box = text.get_window_extent()
             assert box.x0 >= card.x0 - 1 and box.x1 <= card.x1 + 1, f"{text.get_text()!r} leaves the card"
