@@ -272,6 +272,8 @@ class Engine:
                 job, _ = self._job_of[request]
                 self._jobs.pop(job.first.request_id, None)
                 self._end(job, "error")
+            else:
+                self.scheduler.finish(request, "error")  # the scheduler's own: a guess of `speculative_prefill`
 
     # ---- profile -----------------------------------------------------------------------------
 

@@ -80,21 +80,26 @@ class FrequentPrefixes:
 class Conversations:
     """After an answer its conversation goes on: the next prompt begins with all that has been said.
 
-    The last `history` conversations, the latest first. Right after the answer all of it is in the cache anyway; the
-    guess pays when other prompts have pushed it out before the reader has typed on.
+    The last `history` conversations that nobody has continued yet, the latest first. Right after the answer all of
+    it is in the cache anyway; the guess pays when other prompts have pushed it out before the reader has typed on.
     """
 
-    def __init__(self, history: int = 16):
-        self._ended: deque[Sequence[int]] = deque(maxlen=history)
+    def __init__(self, history: int = 32):
+        self._open: deque[Sequence[int]] = deque(maxlen=history)
 
     def arrived(self, request: Request) -> None:
-        """A conversation is told from its end only."""
+        """If this prompt continues a conversation, that one is no longer at its end."""
+        for said in self._open:
+            n = len(said)
+            if n <= request.num_prompt_tokens and request.token_ids[0:n] == said[0:n]:
+                self._open.remove(said)
+                return
 
     def ended(self, request: Request) -> None:
-        self._ended.appendleft(request.token_ids)
+        self._open.appendleft(request.token_ids)
 
     def predict(self) -> list[Guess]:
-        return [(token_ids, len(token_ids)) for token_ids in self._ended]
+        return [(token_ids, len(token_ids)) for token_ids in self._open]
 
 
 def make_predictor(config: EngineConfig) -> Predictor:

@@ -8,7 +8,9 @@ Built in lesson 13.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from minillm.block_pool import BlockPool
 from minillm.config import EngineConfig, SamplingParams
@@ -19,6 +21,8 @@ from minillm.scheduler.step import Step
 
 CHUNK_SIZE = 64
 MEMORY_SHARE = 0.25
+MAX_GUESSES = 32  # guesses that are looked at, the likeliest first
+WARMED_HISTORY = 1024  # guesses that are remembered as warmed
 
 
 @dataclass
@@ -55,6 +59,7 @@ class SpeculativePrefillScheduler(ChunkedScheduler):
         self.predictor = predictor or make_predictor(config)
         self.speculation = Speculation()
         self._unused: dict[int, int] = {}  # block of a guess -> its serial, the oldest first
+        self._warmed: dict[int, tuple[Sequence[int], int]] = {}  # id of a guess's tokens -> them, blocks once warmed
         self._in_flight: Request | None = None  # the guess of the step that is being computed
 
     # ---- what the engine calls ---------------------------------------------------------------
@@ -111,16 +116,22 @@ class SpeculativePrefillScheduler(ChunkedScheduler):
     def _next_guess(self):
         """(token ids, blocks wanted, blocks cached, their prefix key) of the first guess that is not yet cached.
 
-        The last token of the sequence stays uncomputed, so that a guess is never sampled.
+        What the cache holds for other reasons costs nothing; what is missing, and what was warmed and is unused, counts
+        against the share, the likeliest guess first. A guess that was warmed and lost is not warmed again until the
+        predictor has seen it again: otherwise guesses that do not fit beside each other would be computed for ever.
+        The last token of a sequence stays uncomputed, so that a guess is never sampled.
         """
-        size, left = self.block_pool.block_size, self.max_unused_blocks
-        for token_ids, length in self.predictor.predict():
-            wanted = min(min(length, len(token_ids) - 1) // size, left)
-            left -= wanted
-            if wanted:
-                cached, prefix_key = self.block_pool.lookup(token_ids)
-                if len(cached) < wanted:
-                    return token_ids, wanted, cached, prefix_key
+        pool, left = self.block_pool, self.max_unused_blocks
+        for token_ids, length in islice(self.predictor.predict(), MAX_GUESSES):
+            wanted = min(length, len(token_ids) - 1) // pool.block_size
+            cached, prefix_key = pool.lookup(token_ids)
+            left -= sum(self._unused.get(block) == pool.serial(block) for block in cached[:wanted])
+            if left <= 0:
+                break
+            missing = wanted - len(cached)
+            _, warmed = self._warmed.get(id(token_ids), (token_ids, 0))
+            if missing > 0 and len(cached) >= warmed:
+                return token_ids, len(cached) + min(missing, left), cached, prefix_key
         return None
 
     def _warm(self, step: Step) -> None:
@@ -144,6 +155,9 @@ class SpeculativePrefillScheduler(ChunkedScheduler):
             status=Status.RUNNING,
         )
         self._in_flight = guess
+        self._warmed[id(token_ids)] = (token_ids, len(guess.block_table))
+        if len(self._warmed) > WARMED_HISTORY:
+            self._warmed.pop(next(iter(self._warmed)))
         step.scheduled.append((guess, num_new * pool.block_size))
 
     def _give_up_oldest(self, excess: int, keep: list[int]) -> None:

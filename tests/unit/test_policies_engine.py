@@ -9,7 +9,7 @@ from minillm import LLM, SamplingParams
 from minillm.batch import Batch
 from minillm.cli import main
 from minillm.config import SCHEDULING_POLICIES
-from minillm.errors import ConfigError
+from minillm.errors import ConfigError, StepError
 from minillm.scheduler import SpeculativePrefillScheduler
 from tests.unit.engines import GREEDY, MAX_LEN, make_engine, random_prompts, run
 
@@ -142,3 +142,31 @@ def test_policies_are_chosen_on_the_command_line(capsys):
     assert texts[0] == texts[1] == texts[2]
     assert main(["generate", "Hello", *model, "--pad-batches"]) == 2
     assert "pad_batches" in capsys.readouterr().err
+
+
+def test_a_guess_whose_step_fails_leaves_no_block_behind(tiny, session_seed):
+    system, a, b = random_prompts(tiny, [35, 9, 9], session_seed)
+    engine = engine_of(tiny, "speculative_prefill")
+    run(engine, [system + a, system + b])
+    pool = engine.scheduler.block_pool
+    pool.reset_prefix_cache()
+    forward, engine.model = engine.model.forward, Failing(engine.model)
+    with pytest.raises(StepError, match="device lost"):
+        engine.step()
+    pool.check([])
+    assert pool.num_free == pool.num_blocks and not pool.lookup(system)[0]
+    engine.model.forward = forward
+    assert run(engine, [system + a]) == run(make_engine(tiny), [system + a])
+
+
+class Failing:
+    """A model whose forward raises until it is given another."""
+
+    def __init__(self, model):
+        self.inner = model
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def forward(self, *inputs):
+        raise RuntimeError("device lost")

@@ -135,6 +135,22 @@ def test_a_conversation_is_warmed_with_its_answer(session_seed):
     assert follow_up.num_cached_tokens == (30 + 11 - 1) // B * B
 
 
+def test_a_conversation_that_was_continued_is_guessed_from_its_new_end_only(session_seed):
+    rng = random.Random(session_seed)
+    engine, predictor = fake(), Conversations(history=2)
+    first, other = engine.add(fresh(rng, 9), max_tokens=3), engine.add(fresh(rng, 7), max_tokens=3)
+    engine.run()
+    predictor.ended(first)
+    predictor.ended(other)
+    assert [tokens for tokens, _ in predictor.predict()] == [other.token_ids, first.token_ids]
+    follow_up = engine.add([*first.token_ids, 1, 2], max_tokens=3)
+    predictor.arrived(follow_up)
+    assert [tokens for tokens, _ in predictor.predict()] == [other.token_ids]
+    engine.run()
+    predictor.ended(follow_up)
+    assert [tokens for tokens, _ in predictor.predict()] == [follow_up.token_ids, other.token_ids]
+
+
 def test_frequent_prompts_come_first_and_old_ones_are_forgotten(session_seed):
     rng = random.Random(session_seed)
     engine = fake()
@@ -183,13 +199,29 @@ def test_unused_guesses_hold_no_more_than_their_share_of_the_cache(session_seed,
         assert sum(serial is not None for serial in map(engine.pool.serial, range(50))) * B <= limit
 
 
-def test_guessing_comes_to_an_end_and_goes_on_when_the_cache_has_lost_a_guess(session_seed):
+def test_guesses_that_do_not_fit_beside_each_other_are_not_computed_for_ever(session_seed):
     rng = random.Random(session_seed)
-    engine = with_predictor(Fixed(*(fresh(rng, 80) for _ in range(4))), num_blocks=60, speculative_memory_share=1.0)
+    guesses = [fresh(rng, 80) for _ in range(4)]
+    engine = with_predictor(Fixed(*guesses), num_blocks=60, speculative_memory_share=1.0)
     engine.idle(max_steps=20)
-    engine.add(fresh(rng, 200), max_tokens=2)
-    engine.run()
-    engine.idle(max_steps=20)
+    for _ in range(5):
+        engine.add(fresh(rng, 200), max_tokens=2)
+        engine.run()
+        engine.idle(max_steps=20)
+    assert engine.scheduler.speculation.num_warmed_tokens <= sum(map(len, guesses))
+
+
+def test_a_guess_that_was_lost_is_warmed_again_when_it_was_seen_again(session_seed):
+    rng = random.Random(session_seed)
+    system = fresh(rng, 8 * B)
+    engine = fake()
+    for seen in range(1, 5):
+        engine.add([*system, *fresh(rng, 3)], max_tokens=2)
+        engine.run()
+        for _ in range(2):
+            engine.pool.reset_prefix_cache()
+            engine.idle()
+        assert engine.scheduler.speculation.num_warmed_tokens == max(0, seen - 1) * 8 * B
 
 
 def test_a_predictor_of_ones_own_is_shown_arrivals_and_ends_in_order(session_seed):
