@@ -36,11 +36,11 @@ def calibrate(llm, seconds: float = 30.0, seed: int = 0) -> FittedStepTime:
     return fit([(shape, statistics.median(times)) for shape, times in measured])
 
 
-def calibrate_here(model: str, config: EngineConfig) -> tuple[ModelConfig, FittedStepTime, int]:
+def calibrate_here(model: str, dtype: str, config: EngineConfig) -> tuple[ModelConfig, FittedStepTime, int]:
     """(shape, step time, KV blocks) of this model in an engine on this machine."""
     from minillm.llm import LLM
 
-    with LLM(model, num_kv_blocks=config.num_kv_blocks, block_size=config.block_size, seed=config.seed) as llm:
+    with LLM(model, dtype=dtype, num_kv_blocks=config.num_kv_blocks, block_size=config.block_size) as llm:
         return llm.engine.model.config, calibrate(llm), llm.engine.scheduler.block_pool.num_blocks
 
 

@@ -61,7 +61,7 @@ def add_arguments(parser) -> None:
     parser.add_argument(
         "--device", default="A100-80GB", help=f"a GPU of the device table, or `{HERE}` to measure this one"
     )
-    parser.add_argument("--dtype", default="float16", help="float16, bfloat16 or float8; default float16")
+    parser.add_argument("--dtype", help="float16, bfloat16 or float8; default float16")
     parser.add_argument("--tensor-parallel-size", type=int, default=1, help="GPUs that share the model; default 1")
     parser.add_argument("--trace", default="poisson", help=f"{', '.join(TRACES)}, or a file of JSON lines")
     for name, (kind, help) in TRACE_OPTIONS.items():
@@ -112,10 +112,12 @@ def machine(args, config: EngineConfig) -> tuple[ModelConfig, StepTime, int]:
     if args.device == HERE:
         from minillm.simulator.calibrate import calibrate_here
 
-        return calibrate_here(args.model, config)
-    model, device = shape_of(args.model), find_device(args.device)
-    step_time = RooflineStepTime(model, device, args.dtype, args.tensor_parallel_size)
-    return model, step_time, kv_blocks(model, config, device, args.dtype, args.tensor_parallel_size)
+        if args.tensor_parallel_size != 1:
+            raise ConfigError(f"--device {HERE} measures one engine; drop --tensor-parallel-size")
+        return calibrate_here(args.model, args.dtype or "auto", config)
+    model, device, dtype = shape_of(args.model), find_device(args.device), args.dtype or "float16"
+    step_time = RooflineStepTime(model, device, dtype, args.tensor_parallel_size)
+    return model, step_time, kv_blocks(model, config, device, dtype, args.tensor_parallel_size)
 
 
 def all_policies(options: dict, max_model_len: int) -> list[EngineConfig]:

@@ -5,7 +5,9 @@ import random
 import pytest
 
 from minillm import LLM
+from minillm.cli import main
 from minillm.simulator import FittedStepTime
+from minillm.simulator import calibrate as calibration
 from minillm.simulator.calibrate import KNOTS, calibrate, fit, measure
 
 
@@ -47,3 +49,15 @@ def test_a_running_engine_is_measured_and_left_as_it_was():
         scheduler.block_pool.check([])
         time = calibrate(llm, seconds=0.0)
         assert time([(64, 64)], 1) > 0 and time.assumptions["device"] == "this machine, calibrated"
+
+
+def test_the_command_simulates_this_machine(monkeypatch, capsys):
+    fitted = FittedStepTime(((1, 0.5), (2, 0.5)), 0.0, 0.0, 0.0)
+    monkeypatch.setattr(calibration, "calibrate", lambda llm: fitted)
+    here = ["simulate", "--model", "random:tiny", "--device", "here", "--num-requests", "3", "--request-rate", "0.01"]
+    here += ["--input-median", "8", "--output-median", "3"]
+    assert main(here) == 0
+    out = capsys.readouterr().out
+    assert "this machine, calibrated" in out and "500.0" in out  # TTFT of a prompt alone is one step
+    assert main([*here, "--tensor-parallel-size", "2"]) == 2
+    assert "drop --tensor-parallel-size" in capsys.readouterr().err
