@@ -37,7 +37,7 @@ class KVLayer:
 
         Padding rows have slot -1, stand at the end and are not written.
         """
-        if not slot_mapping.is_cuda and len(slot_mapping) and slot_mapping.numpy()[-1] < 0:
+        if slot_mapping.device.type == "cpu" and len(slot_mapping) and slot_mapping.numpy()[-1] < 0:
             slot_mapping = slot_mapping[slot_mapping >= 0]
             k, v = k[: len(slot_mapping)], v[: len(slot_mapping)]
         self.k.flatten(0, 1).index_copy_(0, slot_mapping, k)
