@@ -1,4 +1,4 @@
-"""The `minillm` command: generate, chat, demo, doctor, bench, serve; grade and progress of the course.
+"""The `minillm` command: generate, chat, demo, doctor, bench, serve, kernels; grade and progress of the course.
 
 Every option of EngineConfig is a flag of the same name. Answers go to stdout; progress and errors go to
 stderr. An error is one line and exit status 2; `--debug` shows the traceback.
