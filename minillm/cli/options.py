@@ -1,0 +1,71 @@
+"""What the commands share: a command with its flags, an LLM from the engine's flags, SamplingParams from the sampling ones."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import fields
+from typing import get_type_hints
+
+SAMPLING_FLAGS = {"max_tokens": int, "temperature": float, "top_p": float, "top_k": int, "min_p": float, "seed": int}
+
+
+def engine_command(commands, name: str, run, help: str) -> argparse.ArgumentParser:
+    """A command with a flag for every option of the engine. `run(args)` does it."""
+    parser = plain_command(commands, name, run, help)
+    add_engine_options(parser)
+    return parser
+
+
+def plain_command(commands, name: str, run, help: str) -> argparse.ArgumentParser:
+    """A command that opens no engine, or only with options of its own."""
+    parser = commands.add_parser(name, help=help, description=help)
+    parser.set_defaults(run=run)
+    parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks")
+    return parser
+
+
+def add_engine_options(parser: argparse.ArgumentParser, names: tuple[str, ...] | None = None) -> None:
+    """One flag for every field of EngineConfig, or for these; a flag that is not given leaves the field's default."""
+    from minillm.config import EngineConfig
+
+    group = parser.add_argument_group("engine options")
+    hints = get_type_hints(EngineConfig)
+    for field in fields(EngineConfig):
+        if names is not None and field.name not in names:
+            continue
+        flag, kind = "--" + field.name.replace("_", "-"), hints[field.name]
+        if kind is bool:
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, dest=f"engine_{field.name}")
+            continue
+        scalar = next(t for t in (int, float, str) if kind in (t, t | None))
+        dest = "engine_seed" if field.name == "seed" else f"engine_{field.name}"
+        flag = "--engine-seed" if field.name == "seed" else flag
+        help = None if field.default is None else f"default {field.default}"
+        group.add_argument(flag, type=scalar, default=None, dest=dest, metavar=scalar.__name__.upper(), help=help)
+
+
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("sampling")
+    for name, kind in SAMPLING_FLAGS.items():
+        group.add_argument("--" + name.replace("_", "-"), type=kind)
+    group.add_argument("--stop", action="append", help="end at this text; may be given several times")
+    group.add_argument("--ignore-eos", action="store_true", default=None)
+
+
+def engine_options(args) -> dict:
+    """The engine options that were given."""
+    options = {f.removeprefix("engine_"): v for f, v in vars(args).items() if f.startswith("engine_")}
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def open_llm(args):
+    from minillm.llm import LLM
+
+    return LLM(**engine_options(args))
+
+
+def sampling(args, llm):
+    """The model's own SamplingParams with what was given."""
+    names = [*SAMPLING_FLAGS, "stop", "ignore_eos", "n"]
+    given = {name: getattr(args, name, None) for name in names}
+    return llm.default_sampling_params.updated(**{k: v for k, v in given.items() if v is not None})

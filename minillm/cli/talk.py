@@ -1,0 +1,95 @@
+"""Text from the model: generate, chat, demo."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from minillm.cli.options import add_sampling, engine_command, open_llm, sampling
+
+DEMO_QUESTION = "Name the capital of France."  # no step is a near tie, so rounding on no processor changes the answer
+
+
+def add_commands(commands) -> None:
+    generate = engine_command(commands, "generate", run_generate, "complete one or more prompts")
+    generate.add_argument("prompts", nargs="+", metavar="PROMPT")
+    generate.add_argument("--chat", action="store_true", help="send each prompt as a user message")
+    generate.add_argument("--json", action="store_true", help="print one JSON list")
+    add_sampling(generate)
+    generate.add_argument("--n", type=int, help="completions per prompt")
+
+    chat = engine_command(commands, "chat", run_chat, "talk to the model, streaming; an empty line or Ctrl-D ends it")
+    chat.add_argument("--system", help="system message")
+    add_sampling(chat)
+
+    demo = engine_command(commands, "demo", run_demo, "one answer, and where its time to first token went")
+    demo.add_argument("--question", default=DEMO_QUESTION)
+
+
+def run_generate(args) -> None:
+    with open_llm(args) as llm:
+        params = sampling(args, llm)
+        if args.chat:
+            conversations = [[{"role": "user", "content": prompt}] for prompt in args.prompts]
+            outputs = llm.chat(conversations, params, use_tqdm=sys.stderr.isatty())
+        else:
+            outputs = llm.generate(args.prompts, params, use_tqdm=sys.stderr.isatty())
+    rows = []
+    for prompt, output in zip(args.prompts, outputs, strict=True):
+        whole = output.to_dict()
+        for completion in output.outputs:
+            rows.append(
+                {
+                    "prompt": prompt,
+                    "text": completion.text,
+                    "token_ids": completion.token_ids,
+                    "finish_reason": completion.finish_reason,
+                    "num_cached_tokens": output.num_cached_tokens,
+                    "metrics": whole["metrics"],
+                }
+            )
+    if args.json:
+        print(json.dumps(rows, ensure_ascii=False))
+        return
+    for row in rows:
+        print(row["text"] if len(rows) == 1 else f"--- {row['prompt']}\n{row['text']}")
+
+
+def run_chat(args) -> None:
+    with open_llm(args) as llm:
+        params = sampling(args, llm)
+        messages = [{"role": "system", "content": args.system}] if args.system else []
+        while True:
+            try:
+                text = input("you: " if sys.stdin.isatty() else "")
+            except EOFError:
+                return
+            if not text.strip():
+                return
+            messages.append({"role": "user", "content": text})
+            answer = ""
+            for chunk in llm.stream(messages, params):
+                answer += chunk.text
+                print(chunk.text, end="", flush=True)
+            print()
+            messages.append({"role": "assistant", "content": answer})
+
+
+def run_demo(args) -> None:
+    from minillm.config import SamplingParams
+
+    messages = [{"role": "user", "content": args.question}]
+    with open_llm(args) as llm:
+        llm.chat(messages, SamplingParams(temperature=0.0, max_tokens=2), use_tqdm=False)  # warm up once
+        llm.reset_prefix_cache()  # and do not let the prefix cache answer for it
+        print(f"question  {args.question}\nanswer    ", end="", flush=True)
+        output = None
+        for chunk in llm.stream(messages, SamplingParams(temperature=0.0, max_tokens=64), profile=True):
+            print(chunk.text, end="", flush=True)
+            output = chunk.output or output
+        metrics = output.metrics
+        parts = " + ".join(f"{name.replace('_', ' ')} {s * 1e3:.1f}" for name, s in metrics.ttft_parts.items())
+        rate = f"{1 / metrics.tpot_s:.1f} tok/s" if metrics.tpot_s else "a single token"
+        print(f"\nTTFT      {metrics.ttft_s * 1e3:.1f} ms = {parts} (prompt: {len(output.prompt_token_ids)} tokens)")
+        print(f"decode    {rate} after the first token")
+        print(f"attention {llm.reasons['attention']}")
