@@ -1,4 +1,4 @@
-"""What the commands share: a command with its flags, an LLM from the engine's flags, SamplingParams from the sampling ones."""
+"""What the commands share: their flags, and an LLM and SamplingParams made from what was given."""
 
 from __future__ import annotations
 
