@@ -199,3 +199,24 @@ def test_inside_nothing_solved_nothing_is_and_nothing_stays():
         assert mine.solved() == {} and mine.folder() != before
         mine.save("ex05.3", "triple", "triple = 1")
     assert mine.folder() == before and list(mine.solved()) == ["ex05.2"]
+
+
+@pytest.mark.parametrize("history", [True, False], ids=["as in JupyterLab", "as in nbval"])
+def test_a_function_is_saved_with_its_imports_whether_the_kernel_keeps_history_or_not(history, tmp_path):
+    """nbval runs cells without history: then nothing stands in `In`."""
+    from jupyter_client.manager import start_new_kernel
+
+    environment = {**os.environ, "MINILLM_MINE": str(tmp_path)}
+    manager, client = start_new_kernel(kernel_name="python3", env=environment)
+    try:
+        use = f"from minillm.course.grader import check\ncheck('ex90.1', causal_mask, {PACKAGE!r})"
+        for cell in (IMPORTS, MASK, use):
+            reply = client.execute_interactive(
+                cell, store_history=history, timeout=60, output_hook=lambda message: None
+            )
+            assert reply["content"]["status"] == "ok", reply["content"]
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+    (saved,) = tmp_path.glob("*.py")
+    assert saved.read_text(encoding="utf-8").count("import torch") == 1

@@ -7,6 +7,7 @@ A kernel is tried in processes of its own, which takes some seconds: one interpr
 from __future__ import annotations
 
 import inspect
+import linecache
 import textwrap
 from dataclasses import replace
 
@@ -79,7 +80,15 @@ def _executed_cells() -> list[str]:
     except ImportError:
         return []
     shell = get_ipython()
-    return [] if shell is None else list(shell.user_ns.get("In", []))
+    if shell is None:
+        return []
+    return [cell for cell in shell.user_ns.get("In", []) if cell] or _compiled_cells(shell)
+
+
+def _compiled_cells(shell) -> list[str]:
+    """The cells of a kernel that keeps no history, such as nbval's: their text lies where tracebacks look for it."""
+    names = getattr(shell.compile, "_filename_map", {})
+    return ["".join(linecache.cache[name][2]) for name in names if name in linecache.cache]
 
 
 def _own_source(obj: object) -> str:
