@@ -40,10 +40,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=BENCHMARKS, default=list(BENCHMARKS))
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    results = {
-        "command": "python benchmarks/policies.py",
-        "assumptions": RooflineStepTime(MISTRAL_7B, A100).assumptions,
-    }
+    results = json.loads(args.json.read_text(encoding="utf-8")) if args.json and args.json.exists() else {}
+    results["command"] = "python benchmarks/policies.py"
+    results["assumptions"] = RooflineStepTime(MISTRAL_7B, A100).assumptions
     for name in args.only:
         results[name] = BENCHMARKS[name]()
         print(f"{name}: {BENCHMARKS[name].__doc__.splitlines()[0]}", flush=True)
