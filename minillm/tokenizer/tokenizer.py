@@ -228,6 +228,11 @@ class Tokenizer:
         defaults = {"tools": None, "documents": None, "add_generation_prompt": add_generation_prompt, **named}
         return self._compiled_template.render(messages, {**defaults, **variables})
 
+    @property
+    def merges(self) -> list[tuple[str, str]]:
+        """Pairs of tokens in GPT-2's byte alphabet, learnt first to learnt last: a pair's index is its rank."""
+        return list(self._ranks)
+
     @cached_property
     def _compiled_template(self) -> ChatTemplate:
         from minillm.tokenizer.chat_template import ChatTemplate  # Jinja is imported at the first chat

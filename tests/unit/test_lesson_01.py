@@ -11,6 +11,7 @@ from minillm.checkpoint import load
 from minillm.course import texts
 from minillm.course.build.addresses import ROOT
 from minillm.tokenizer.bpe import merge_word, to_alphabet
+from minillm.tokenizer.pretokenize import word_pattern
 
 NOTEBOOK = nbformat.read(ROOT / "notebooks" / "01_tokens.ipynb", as_version=4)
 CELLS = {cell.id: cell for cell in NOTEBOOK.cells}
@@ -50,11 +51,12 @@ def test_the_lessons_join_leaves_no_pair_of_other_words_and_loses_no_byte():
 
 
 def test_the_lessons_loop_is_the_engines_tokenizer(tokenizer):
-    names = {"to_alphabet": to_alphabet, "ranks": tokenizer._ranks, "pairwise": pairwise}
+    ranks = {pair: rank for rank, pair in enumerate(tokenizer.merges)}
+    names = {"to_alphabet": to_alphabet, "ranks": ranks, "pairwise": pairwise}
     merge_steps = defined_in("encode", "merge_steps", names)
-    words = {*tokenizer._words.findall(texts.read("pell_rock")), "Straße", " naïve", "aaaaaaa", "日本語"}
+    words = {*word_pattern("smollm").findall(texts.read("pell_rock")), "Straße", " naïve", "aaaaaaa", "日本語"}
     for word in words:
-        assert merge_steps(word)[-1][0] == merge_word(list(to_alphabet(word)), tokenizer._ranks)
+        assert merge_steps(word)[-1][0] == merge_word(list(to_alphabet(word)), ranks)
 
 
 def test_the_words_fall_apart_as_the_text_says(tokenizer):
@@ -62,8 +64,8 @@ def test_the_words_fall_apart_as_the_text_says(tokenizer):
         w: [tokenizer.token_bytes(i).decode() for i in tokenizer.encode(w)] for w in ("lighthouse", " lighthouse")
     }
     assert pieces == {"lighthouse": ["l", "ighthouse"], " lighthouse": [" lighthouse"]}
-    assert ("Ġl", "ighthouse") in tokenizer._ranks and ("l", "ighthouse") not in tokenizer._ranks
-    assert f"{len(tokenizer._ranks):,} merges" in CELLS["title"].source
+    assert ("Ġl", "ighthouse") in tokenizer.merges and ("l", "ighthouse") not in tokenizer.merges
+    assert f"{len(tokenizer.merges):,} merges" in CELLS["title"].source
     assert len(tokenizer.encode("2048")) == 4, "digit by digit"
 
 

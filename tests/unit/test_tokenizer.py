@@ -72,6 +72,10 @@ def test_the_embedded_model_tokenizes_2500_random_texts_like_the_library(smollm,
     assert_same(smollm, smollm_library, fuzz(2500, list(smollm.special_tokens)))
 
 
+def test_merges_are_those_of_the_file_in_their_order(smollm, gguf_fields):
+    assert [" ".join(pair) for pair in smollm.merges] == list(gguf_fields["tokenizer.ggml.merges"])
+
+
 def test_each_pretokenization_equals_the_library(trained, tmp_path):
     ours = Tokenizer.from_tokenizer_json(save(trained, tmp_path))
     assert ours.vocab_size == trained.get_vocab_size()
