@@ -58,8 +58,12 @@ class Transformer:
         self.embedding = self.forms.tensor(weights["model.embed_tokens.weight"])  # [V, E]
         self.layers = [DecoderLayer(config, index, weights, self.forms) for index in range(config.num_hidden_layers)]
         self.norm = RMSNorm(self.forms.tensor(weights["model.norm.weight"]), config.rms_norm_eps)
-        self.head = self.forms.make([self.embedding if config.tie_word_embeddings else weights["lm_head.weight"]])
+        self.head = self.make_head(weights)
         self.rope = Rope(config, dtype, device)
+
+    def make_head(self, weights: CheckedWeights):
+        """What turns normed rows [n, E] into logits [n, V]."""
+        return self.forms.make([self.embedding if self.config.tie_word_embeddings else weights["lm_head.weight"]])
 
     def forward(self, batch: Batch, kv: KVCache, attend, parts=NO_PARTS) -> torch.Tensor:
         """Logits [B', V] in float32 of the rows `batch.logits_indices`; K and V of all rows go into `kv`."""
