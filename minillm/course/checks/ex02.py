@@ -13,10 +13,11 @@ import random
 import torch
 
 from minillm.course.checks.attention_inputs import inside_nan, lookup, ring
-from minillm.course.grader.task import Case, Record, Task, Verdicts, difference
+from minillm.course.grader.task import Case, Record, Task, Verdicts, diagnose, difference
 
 HIDES = ("minillm.attention", "minillm.course.probe", "torch.nn.functional.scaled_dot_product_attention")
 DEEP = -200.0  # e^-200 is 0 in float32
+TOLERANCE = 1e-5  # of weights, which are at most 1
 
 # ---- weights -------------------------------------------------------------------------------------
 
@@ -57,21 +58,11 @@ def weights_judge(case: Case, record: Record) -> Verdicts:
         "e to a large score is infinite, to a deep one 0: subtract each row's maximum first": _ratio(single),
     }
     (item,) = case["items"]
-    return {item: explain(record.get("weights"), (s / root).softmax(-1), slips, "the matrix of weights")}
+    return {item: diagnose(record.get("weights"), (s / root).softmax(-1), slips, "the matrix of weights", TOLERANCE)}
 
 
 def _ratio(s: torch.Tensor) -> torch.Tensor:
     return s.exp() / s.exp().sum(-1, keepdim=True)
-
-
-def explain(got: object, wanted: torch.Tensor, slips: dict[str, torch.Tensor], name: str) -> str:
-    """ "" when `got` is right, else the slip that gives just these numbers, else how far off it is."""
-    wrong = difference(got, wanted, 1e-5, name)
-    if wrong and isinstance(got, torch.Tensor) and got.shape == wanted.shape:
-        for sentence, values in slips.items():
-            if torch.allclose(got.double(), values.double(), rtol=1e-4, atol=1e-5, equal_nan=True):
-                return sentence
-    return wrong
 
 
 # ---- the mask ------------------------------------------------------------------------------------
@@ -208,7 +199,7 @@ def grouped_judge(case: Case, record: Record) -> Verdicts:
         "heads and tokens are mixed up: reshape does not swap axes, transpose does": swapped,
     }
     (item,) = case["items"]
-    wrong = explain(record.get("out"), mix(hidden.softmax(-1)), slips, "the output")
+    wrong = diagnose(record.get("out"), mix(hidden.softmax(-1)), slips, "the output", TOLERANCE)
     if wrong and item == "strided views" and wrong not in slips:
         wrong = f"{wrong}; these inputs are views with strides of their own, so nothing may assume their layout"
     return {item: wrong}

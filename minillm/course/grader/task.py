@@ -65,3 +65,26 @@ def difference(got: object, wanted: torch.Tensor, tolerance: float = 1e-4, name:
     if error.numel() and error.max() > tolerance:
         return f"{name} is off by up to {(got - wanted).abs()[finite].max():.3g}"
     return "" if torch.equal(got[~finite], wanted[~finite]) else f"{name} has infinities of the wrong sign"
+
+
+def diagnose(
+    got: object, wanted: torch.Tensor, slips: dict[str, torch.Tensor], name: str = "the result", tolerance: float = 1e-4
+) -> str:
+    """ "" when `got` is right, else the sentence of the slip that gives just these numbers, else the difference.
+
+    slips  sentence -> what the result would be, of the shape of `wanted`, NaN where the slip yields NaN
+    """
+    wrong = difference(got, wanted, tolerance, name)
+    if wrong and isinstance(got, torch.Tensor) and got.shape == wanted.shape:
+        for sentence, values in slips.items():
+            if torch.allclose(got.double(), values.double(), rtol=tolerance, atol=tolerance, equal_nan=True):
+                return sentence
+    return wrong
+
+
+def untouched(case: Case, record: Record, *names: str) -> str:
+    """ "" when the record holds these inputs as the case has them, else that a learner's function changed one."""
+    for name in names:
+        if difference(record.get(name), case[name], 1e-6, name):
+            return f"{name} itself was changed, and others still need it: work on a new tensor"
+    return ""
