@@ -9,13 +9,15 @@ import torch
 from minillm.attention import flash, naive, sdpa
 from minillm.attention.cpu import CPUAttention
 from minillm.attention.per_request import PerRequest
+from minillm.attention.sparse import make_sparse
 from minillm.attention.triton import TritonAttention, compute_capability, why_not
 from minillm.config import ATTENTION_BODIES
 from minillm.errors import ConfigError
+from minillm.sparse_options import is_sparse, parse
 
 
 def choose_attention(device: torch.device | str, dtype: torch.dtype, name: str = "auto") -> tuple[Callable, str]:
-    """(attend, reason) for a device and a dtype. `name` is one of config.ATTENTION_BODIES.
+    """(attend, reason) for a device and a dtype. `name` is one of config.ATTENTION_BODIES, or a sparse method.
 
     Raises ConfigError for a device without a body, and for a name that is unknown or does not run there.
     """
@@ -24,6 +26,8 @@ def choose_attention(device: torch.device | str, dtype: torch.dtype, name: str =
         raise ConfigError("device='mps' has no attention body here; use device='cpu', which is what macOS runs on")
     if kind not in ("cpu", "cuda"):
         raise ConfigError(f"device={kind!r} has no attention body; use 'cpu' or 'cuda'")
+    if is_sparse(name):
+        return make_sparse(parse(name), device, dtype, *choose_attention(device, dtype))
     if name not in ATTENTION_BODIES:
         raise ConfigError(f"attention={name!r} is not one of {', '.join(ATTENTION_BODIES)}")
     if name == "cpu" and kind != "cpu":

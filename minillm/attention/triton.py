@@ -29,6 +29,7 @@ class TritonAttention:
 
     rows        launch rows by phase ("prefill", "decode", "split") in place of the table's
     num_splits  parts that the keys of a decode are cut into, in place of a number chosen for each step
+    sinks       first keys of a request that layers with a window see besides it
 
     Raises ConfigError where the kernels do not run; `why_not` says why.
     """
@@ -39,12 +40,14 @@ class TritonAttention:
         device: torch.device | str = "cuda",
         rows: dict[str, LaunchRow] | None = None,
         num_splits: int | None = None,
+        sinks: int = 0,
     ):
         device = torch.device(device)
         self._capability = _check_runs(device, dtype)
         self._num_sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
         self._rows = rows or {}
         self._num_splits = num_splits
+        self.sinks = sinks
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_layer: KVLayer, batch: Batch
@@ -68,13 +71,19 @@ class TritonAttention:
         decodes = [request for request, n in enumerate(batch.query_lens) if 0 < n <= few]
 
         if any(n > few for n in batch.query_lens):
-            _launch(out, lse, q, kv_layer, batch, self._row("prefill", kv_layer), fewest_queries=few + 1)
+            row = self._row("prefill", kv_layer)
+            lists = self._key_tiles(q, k, kv_layer, batch, row, few)
+            self._launch(out, lse, q, kv_layer, batch, row, fewest_queries=few + 1, **lists)
         num_splits = self._choose_num_splits(kv_layer, batch, decodes) if decodes else 1
         if num_splits > 1:
             self._split(out, lse, q, kv_layer, batch, decodes, num_splits)
         elif decodes:
-            _launch(out, lse, q, kv_layer, batch, decode)
+            self._launch(out, lse, q, kv_layer, batch, decode)
         return out, lse
+
+    def _key_tiles(self, q, k, kv_layer: KVLayer, batch: Batch, row: LaunchRow, few: int) -> dict:
+        """Options of the kernel that say which key tiles a prefill visits: all here, fewer in sparse/kernel.py."""
+        return {}
 
     def _split(self, out, lse, q, kv_layer, batch, decodes, num_splits):
         from minillm.kernels.split_kv import merge_splits
@@ -84,7 +93,7 @@ class TritonAttention:
         part_out = torch.empty((*parts, q.shape[2]), dtype=torch.float32, device=q.device)
         part_lse = torch.empty(parts, dtype=torch.float32, device=q.device)
         row = self._row("split", kv_layer)
-        _launch(part_out, part_lse, q, kv_layer, batch, row, num_splits=num_splits, queries_per_part=queries)
+        self._launch(part_out, part_lse, q, kv_layer, batch, row, num_splits=num_splits, queries_per_part=queries)
         row = find_row("merge_splits", self._capability, q.shape[2], _name(q.dtype), "split")
         merge_splits(out, lse, part_out, part_lse, batch.query_start_loc, row)
 
@@ -97,6 +106,13 @@ class TritonAttention:
         if kv_layer.window is not None:
             longest = min(longest, kv_layer.window)
         return choose_num_splits(len(decodes) * kv_layer.k.shape[2], longest, self._num_sms)
+
+    def _launch(self, out, lse, q, kv_layer: KVLayer, batch: Batch, row: LaunchRow, **options) -> None:
+        from minillm.kernels.paged_attention import paged_attention
+
+        tables = (batch.block_tables, batch.query_start_loc, batch.seq_lens)
+        options |= {"window": kv_layer.window, "sinks": self.sinks if kv_layer.window else 0}
+        paged_attention(out, lse, q, kv_layer.k, kv_layer.v, *tables, row, **options)
 
     def _row(self, phase: str, kv_layer: KVLayer) -> LaunchRow:
         if phase in self._rows:
@@ -180,13 +196,6 @@ def _check_runs(device: torch.device, dtype: torch.dtype) -> tuple[int, int]:
     if problem:
         raise ConfigError(f"attention='triton' {problem}")
     return capability
-
-
-def _launch(out, lse, q, kv_layer: KVLayer, batch: Batch, row: LaunchRow, **options) -> None:
-    from minillm.kernels.paged_attention import paged_attention
-
-    tables = (batch.block_tables, batch.query_start_loc, batch.seq_lens)
-    paged_attention(out, lse, q, kv_layer.k, kv_layer.v, *tables, row, window=kv_layer.window, **options)
 
 
 def _name(dtype: torch.dtype) -> str:
