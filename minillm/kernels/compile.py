@@ -9,18 +9,17 @@ read in lesson 12. Not under TRITON_INTERPRET=1, where kernels are Python.
 from __future__ import annotations
 
 import contextlib
-import io
 import re
 from dataclasses import asdict, dataclass, replace
 
 import triton
-from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
-from minillm.devices import DEVICES
+from minillm.devices import shared_memory_limit
 from minillm.errors import ConfigError
 from minillm.kernels import flash, paged_attention, rms_norm, rope_kv_write, silu_mul, split_kv
+from minillm.kernels.compiler import compile_for
 from minillm.kernels.launch import HALF, ROWS, SINGLE, LaunchRow, aligned, find_row
 
 CAPABILITIES = ((7, 5), (8, 0), (8, 9), (9, 0), (10, 0))
@@ -28,12 +27,11 @@ ATTENTION = {"flash": flash, "paged_attention": paged_attention}
 POINTWISE = {"rms_norm": rms_norm, "rope_kv_write": rope_kv_write, "silu_mul": silu_mul}
 KERNELS = ATTENTION | {"merge_splits": split_kv} | POINTWISE
 
-INSTRUCTIONS = {"mma": r"\bmma\.sync", "wgmma": r"\bwgmma\.mma_async", "tcgen05": r"\btcgen05\.mma"}
 ASYNC_COPY = r"\bcp\.async\.(?:ca|cg|bulk)\b"
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledRow:
     """One row of the table, compiled: the report's figures and the texts they were read from."""
 
     figures: dict
@@ -44,8 +42,9 @@ class Compiled:
 def table() -> list[LaunchRow]:
     """The launches that the report covers, by GPU and kernel.
 
-    bfloat16 stands for both half types, which compile alike; 7.5 has float16 only. float32 is for tests, and of the
-    8-bit rows the split ones and the widest decodes are left out: a report is 120 compilations, three minutes.
+    bfloat16 stands for both half types, which compile alike; 7.5 has float16 only. float32 is for tests. Left out are
+    the split rows and the widest decodes of 8-bit keys, and all but one head size of the merge: a report is at most
+    120 compilations, three minutes.
     """
     return [row for capability in CAPABILITIES for name in KERNELS for row in _rows(name, capability)]
 
@@ -58,7 +57,8 @@ def _rows(kernel: str, capability: tuple[int, int]) -> list[LaunchRow]:
     found = []
     for head_size, dtype, phase in dict.fromkeys(keys):
         widest = dtype not in HALF and (phase == "split" or (phase == "decode" and head_size > 128))
-        if dtype not in SINGLE and not widest:
+        merge = kernel == "merge_splits" and head_size != 128
+        if dtype not in SINGLE and not (widest or merge):
             with contextlib.suppress(ConfigError):  # this GPU has no such row
                 row = find_row(kernel, capability, head_size, dtype, phase)
                 found.append(replace(row, compute_capability=capability))
@@ -74,38 +74,24 @@ def expected_instruction(row: LaunchRow) -> str:
     return "wgmma" if row.compute_capability < (10, 0) else "tcgen05"
 
 
-def compile_row(row: LaunchRow) -> Compiled:
+def compile_row(row: LaunchRow) -> CompiledRow:
     """Compile one row from scratch, one to three seconds. Raises ConfigError under the interpreter."""
     kernel, signature, constexprs = KERNELS[row.kernel].compile_spec(row)
     if not isinstance(kernel, triton.JITFunction):
         raise ConfigError("kernels are interpreted in this process; unset TRITON_INTERPRET to compile them")
-    major, minor = row.compute_capability
-    log = io.StringIO()
-    with triton.knobs.compilation.scope(), triton.knobs.nvidia.scope(), contextlib.redirect_stdout(log):
-        triton.knobs.compilation.always_compile = True  # a cached result would not tell what ptxas said
-        triton.knobs.nvidia.dump_ptxas_log = True
-        compiled = triton.compile(
-            ASTSource(kernel, signature, constexprs, aligned(signature)),
-            target=GPUTarget("cuda", 10 * major + minor, 32),
-            options={"num_warps": row.num_warps, "num_stages": row.num_stages},
-        )
-    ptx = compiled.asm["ptx"]
-    spills = [int(n) for n in re.findall(r"(\d+) bytes spill (?:stores|loads)", log.getvalue())]
+    source = ASTSource(kernel, signature, constexprs, aligned(signature))
+    options = {"num_warps": row.num_warps, "num_stages": row.num_stages}
+    compiled = compile_for(source, row.compute_capability, options)
     figures = {key: value for key, value in asdict(row).items() if key != "reason"}
-    figures["compute_capability"] = f"{major}.{minor}"
-    figures["registers"] = max(int(n) for n in re.findall(r"Used (\d+) registers", log.getvalue()))
-    figures["spill_bytes"] = max(spills)
-    figures["shared_bytes"] = compiled.metadata.shared
-    figures["shared_limit"] = shared_limit(row.compute_capability)
-    figures |= {name: len(re.findall(pattern, ptx)) for name, pattern in INSTRUCTIONS.items()}
+    figures["compute_capability"] = "{}.{}".format(*row.compute_capability)
+    figures["registers"] = compiled.registers
+    figures["spill_bytes"] = compiled.spill_bytes
+    figures["shared_bytes"] = compiled.shared_bytes
+    figures["shared_limit"] = shared_memory_limit(row.compute_capability)
+    figures |= compiled.matrix_instructions
     figures["expected"] = expected_instruction(row)
-    figures["async_copies"] = len(re.findall(ASYNC_COPY, ptx))
-    return Compiled(figures, compiled.asm["ttir"], ptx)
-
-
-def shared_limit(capability: tuple[int, int]) -> int:
-    """Bytes of shared memory that one thread block may use on every listed GPU of this compute capability."""
-    return min(device.shared_memory for device in DEVICES.values() if device.compute_capability == capability)
+    figures["async_copies"] = len(re.findall(ASYNC_COPY, compiled.ptx))
+    return CompiledRow(figures, compiled.ttir, compiled.ptx)
 
 
 def versions() -> dict[str, str]:

@@ -47,15 +47,19 @@ FP8, INT8, SINGLE = ("float8_e4m3fn",), ("int8",), ("float32",)
 # GPUs of 100 KB of shared memory (8.6, 8.9, 12.0) take the tiles of the A100 (8.0): all of them multiply by mma.sync.
 FP8_MMA = ((8, 9), (12, 0))
 MMA = ((8, 0), (8, 6), *FP8_MMA)
-HOPPER, BLACKWELL = (9, 0), (10, 0)
+TURING, HOPPER, BLACKWELL = (7, 5), (9, 0), (10, 0)
 NEW = (HOPPER, BLACKWELL)
 EVERY = (*MMA, *NEW)
 FLASH, PAGED = ("flash",), ("paged_attention",)
+BOTH = FLASH + PAGED
 PREFILL, DECODES = ("prefill",), ("decode", "split")
 
 # Of 5 stages in the paged kernel two are K and V tiles in flight: the block table is read ahead of them.
 # kernel, compute capabilities, head sizes, dtypes, phases, then block_m, block_n, num_warps, num_stages, reason
 _TABLE = (
+    (BOTH, (TURING,), (64,), HALF[:1], PREFILL, 64, 32, 8, 1, "no Tensor Cores since Triton 3.3: sdpa is the default"),
+    (BOTH, (TURING,), (128,), HALF[:1], PREFILL, 32, 32, 8, 1, "64 rows spill 840 bytes; to be read, not to be run"),
+    (PAGED, (TURING,), (64, 128), HALF[:1], ("decode",), 16, 16, 4, 1, "148 registers at most"),
     (FLASH, MMA, (64,), HALF, PREFILL, 128, 64, 8, 3, "4 warps spill 104 bytes"),
     (FLASH, MMA, (128,), HALF, PREFILL, 128, 64, 8, 3, "4 warps spill 1,960 bytes; 128 keys spill 328"),
     (FLASH, MMA, (256,), HALF, PREFILL, 64, 32, 8, 2, "64 keys need 106,496 bytes, an L4 has 101,376"),

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from minillm.devices import shared_memory_limit
 from minillm.errors import ConfigError
-from minillm.kernels.compile import CAPABILITIES, KERNELS, compile_row, expected_instruction, shared_limit, table
+from minillm.kernels.compile import CAPABILITIES, KERNELS, compile_row, expected_instruction, table
 from minillm.kernels.launch import find_row
 from minillm.kernels.report import lines, problems, select
 from tests.kernels.compile_checks import (
@@ -102,7 +103,11 @@ def test_every_kernel_has_rows_for_every_gpu_of_the_report():
 def test_7_5_has_float16_rows_up_to_a_head_size_of_128():
     rows = [row for row in table() if row.compute_capability == (7, 5)]
     assert {row.dtype for row in rows} == {"float16"}
-    assert max(row.head_size for row in rows) <= 128
+    for name in ATTENTION:
+        launches = {(row.head_size, row.phase) for row in rows if row.kernel == name}
+        assert {(64, "prefill"), (128, "prefill")} <= launches
+        assert max(head_size for head_size, _ in launches) == 128
+    assert len(table()) <= 120
 
 
 def test_fp8_keys_need_compute_capability_8_9():
@@ -127,7 +132,7 @@ def test_the_expected_instruction_grows_with_the_gpu():
 
 def test_shared_memory_limits_are_the_smallest_of_each_compute_capability():
     limits = {(7, 5): 65_536, (8, 0): 166_912, (8, 9): 101_376, (9, 0): 232_448, (10, 0): 232_448}
-    assert {capability: shared_limit(capability) for capability in CAPABILITIES} == limits
+    assert {capability: shared_memory_limit(capability) for capability in CAPABILITIES} == limits
 
 
 def test_the_committed_report_is_that_of_the_table():

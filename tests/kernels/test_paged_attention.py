@@ -429,7 +429,7 @@ def test_a_launch_without_a_row_is_refused():
     with pytest.raises(ConfigError, match="no launch row for prefill with head size 264"):
         find_row("paged_attention", (9, 0), 264, "float16")
     with pytest.raises(ConfigError, match=r"compute capability 7\.5"):
-        find_row("paged_attention", (7, 5), 128, "float16")
+        find_row("paged_attention", (7, 5), 128, "bfloat16")
 
 
 def test_a_row_is_that_of_the_newest_gpu_not_above_and_of_the_smallest_head_that_fits():
