@@ -38,6 +38,10 @@ class EngineClosedError(MinillmError):
     """The engine was closed; create a new one."""
 
 
+class RankError(MinillmError):
+    """A process of a tensor-parallel engine failed, died or did not answer. All of them end; create a new LLM."""
+
+
 class NumericsError(MinillmError):
     """The model produced NaN where a number was needed, so no token can be chosen."""
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import logging
 import os
+import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 
 import torch
@@ -21,7 +22,7 @@ import torch
 from minillm.attention.choose import choose_attention
 from minillm.batch import Batch
 from minillm.block_pool import BlockPool
-from minillm.checkpoint import load
+from minillm.checkpoint import Checkpoint, load
 from minillm.config import EngineConfig, SamplingParams
 from minillm.decode_graphs import DecodeGraphs, why_eager
 from minillm.engine import Engine
@@ -60,6 +61,7 @@ class LLM:
         self.config = config = EngineConfig.from_options(**options)
         self.reasons: dict[str, str] = {}
         self._mailboxes: dict[str, deque[StreamChunk | Exception]] = {}  # by request id, one for each open stream
+        self._close_ranks: Callable[[], object] = lambda: None
 
         device, self.reasons["device"] = choose_device(config)
         dtype, self.reasons["dtype"] = choose_dtype(config, device)
@@ -70,18 +72,23 @@ class LLM:
         self.tokenizer = checkpoint.tokenizer
         self.default_sampling_params = SamplingParams(**{"temperature": 0.0, **checkpoint.generation})
         self.max_model_len = choose_max_model_len(config, checkpoint.config)
-        network = Transformer(checkpoint.config, checkpoint.weights, dtype, device, config.quantization)
-        self.reasons["layer_steps"] = network.ops.reason
+        try:
+            self.engine = self._open_engine(checkpoint, dtype, device, attend)
+        except BaseException:
+            self._close_ranks()
+            raise
 
-        num_blocks, self.reasons["kv_cache"] = choose_num_blocks(config, checkpoint.config, dtype, device)
-        pool = BlockPool(num_blocks, config.block_size, config.enable_prefix_caching)
+    def _open_engine(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, attend) -> Engine:
+        config = self.config
+        network, kv_cache = self._open_model(checkpoint, dtype, device)
+        self.reasons["layer_steps"] = network.ops.reason
+        pool = BlockPool(kv_cache.num_blocks, config.block_size, config.enable_prefix_caching)
         scheduler = make_scheduler(config, pool, self.max_model_len)
-        kv_cache = KVCache(checkpoint.config, num_blocks, config.block_size, dtype, device)
         graphs, self.reasons["decode_graphs"] = None, why_eager(config, device, attend)
         if not self.reasons["decode_graphs"]:
             self.reasons["decode_graphs"] = "one CUDA graph per batch size, recorded when it is first needed"
             graphs = DecodeGraphs(network, kv_cache, attend, scheduler.max_num_seqs, self.max_model_len)
-        self.engine = Engine(
+        return Engine(
             model=network,
             tokenizer=self.tokenizer,
             kv_cache=kv_cache,
@@ -91,6 +98,22 @@ class LLM:
             max_model_len=self.max_model_len,
             decode_graphs=graphs,
         )
+
+    def _open_model(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device):
+        """The model and its cache: here, or in parts on several ranks that `close` ends."""
+        config = self.config
+        if config.tensor_parallel_size > 1:
+            from minillm.parallel.start import open_ranks
+
+            network, kv_cache, why, self.reasons["ranks"] = open_ranks(config, checkpoint, dtype, device)
+            self._close_ranks = weakref.finalize(self, network.close)  # also of an LLM that nobody closes
+        else:
+            network = Transformer(checkpoint.config, checkpoint.weights, dtype, device, config.quantization)
+            num_blocks, why = choose_num_blocks(config, checkpoint.config, dtype, device)
+            kv_cache = KVCache(checkpoint.config, num_blocks, config.block_size, dtype, device)
+            self.reasons["ranks"] = "1: this process alone"
+        self.reasons["kv_cache"] = why
+        return network, kv_cache
 
     # ---- text in, text out -------------------------------------------------------------------
 
@@ -255,6 +278,7 @@ class LLM:
     def close(self) -> None:
         """Give the memory back. Further calls raise EngineClosedError."""
         self.engine.close()
+        self._close_ranks()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 

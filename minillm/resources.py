@@ -67,7 +67,10 @@ def choose_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
 def choose_num_blocks(
     config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> tuple[int, str]:
-    """KV blocks that fit: as asked, or a share of what memory is free. Call it after the weights are loaded."""
+    """KV blocks that fit: as asked, or a share of what memory is free. Call it after the weights are loaded.
+
+    With several ranks `model` is the share of one, and kv_cache_memory_bytes is what each of them may use.
+    """
     per_block = kv_bytes_per_block(model, config.block_size, dtype)
     if config.num_kv_blocks is not None:
         return config.num_kv_blocks, f"{config.num_kv_blocks} blocks: asked for"
@@ -82,6 +85,8 @@ def choose_num_blocks(
 
         budget = min(CPU_CACHE_LIMIT, int(CPU_CACHE_SHARE * psutil.virtual_memory().available))
         why = "25% of free memory, at most 1 GiB"
+        if config.tensor_parallel_size > 1:
+            budget, why = budget // config.tensor_parallel_size, f"{why}, shared by the ranks"
     num_blocks = budget // per_block
     if num_blocks < 1:
         raise ConfigError(
