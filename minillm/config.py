@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 
 from minillm.errors import ConfigError
+from minillm.sparse_options import is_sparse, parse
 
 DTYPES = {
     "float32": torch.float32,
@@ -134,7 +135,7 @@ class EngineConfig:
     dtype: str = "auto"  # auto: bfloat16 where the processor multiplies it natively, else float32 (float16 on a T4)
     device: str = "auto"
     quantization: str = "auto"  # auto: keep the 4-bit codes of a 4-bit file for small batches on a CPU; none: never
-    attention: str = "auto"
+    attention: str = "auto"  # a body, or a sparse method like sliding_window(1024, sinks=4), see sparse_options.py
     enforce_eager: bool = False  # True: no CUDA graphs for decode steps
     tensor_parallel_size: int = 1  # processes, each with a part of every layer; heads must divide by it
     max_num_batched_tokens: int = 2048  # token budget of one step
@@ -162,7 +163,10 @@ class EngineConfig:
     def __post_init__(self):
         _choice("dtype", self.dtype, ("auto", *DTYPES))
         _choice("quantization", self.quantization, QUANTIZATIONS)
-        _choice("attention", self.attention, ATTENTION_BODIES)
+        if is_sparse(self.attention):
+            parse(self.attention)
+        else:
+            _choice("attention", self.attention, ATTENTION_BODIES)
         _choice("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)
         for name in ("max_num_batched_tokens", "max_num_seqs", "block_size", "tensor_parallel_size"):
             _positive(name, getattr(self, name))
