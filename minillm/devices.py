@@ -97,3 +97,8 @@ def find_device(name: str) -> Device:
 def by_gpu_name(gpu_name: str) -> Device | None:
     """The row of a GPU as its driver names it ("NVIDIA H100 80GB HBM3"), or None."""
     return next((DEVICES[name] for name, pattern in GPU_NAMES.items() if re.fullmatch(pattern, gpu_name)), None)
+
+
+def shared_memory_limit(capability: tuple[int, int]) -> int:
+    """Bytes of shared memory that one thread block may use on every listed GPU of this compute capability."""
+    return min(device.shared_memory for device in DEVICES.values() if device.compute_capability == capability)

@@ -6,23 +6,22 @@ Imported only in a learner's process, after the environment has decided whether 
 from __future__ import annotations
 
 import contextlib
-import io
 import re
 
 import torch
 import triton
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.interpreter import InterpretedFunction
 
-from minillm.course.grader.kernel_task import CAPABILITIES, shared_limit
+from minillm.course.grader.kernel_task import CAPABILITIES
 from minillm.course.grader.marks import explain
+from minillm.devices import shared_memory_limit
+from minillm.kernels.compiler import compile_for
 
 ALLOCATIONS = re.compile(r"aten\.(new_)?(empty|zeros|ones|full)(_like|_strided)?\.")
 READERS = {torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__, torch.Tensor.item}
-MATRIX_INSTRUCTIONS = re.compile(r"\bmma\.sync|\bwgmma\.mma_async|\btcgen05\.mma")
 TYPES = {
     **{torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"},
     **{torch.int8: "i8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64"},
@@ -112,23 +111,17 @@ def compile_launches(launches: list[tuple[object, tuple, dict]]) -> list[dict]:
 
 def _compile(kernel: triton.JITFunction, args: tuple, kwargs: dict, capability: tuple[int, int]) -> dict:
     figures = {"name": kernel.fn.__name__, "capability": "{}.{}".format(*capability), "error": ""}
-    log = io.StringIO()
-    with triton.knobs.compilation.scope(), triton.knobs.nvidia.scope(), contextlib.redirect_stdout(log):
-        triton.knobs.compilation.always_compile = True  # a cached result does not tell what the assembler said
-        triton.knobs.nvidia.dump_ptxas_log = True
-        try:
-            source, options = _source(kernel, args, kwargs)
-            target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
-            compiled = triton.compile(source, target=target, options=options)
-        except Exception as error:
-            return {**figures, "error": _cause(error)}
-    spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", log.getvalue())
+    try:
+        source, options = _source(kernel, args, kwargs)
+        compiled = compile_for(source, capability, options)
+    except Exception as error:
+        return {**figures, "error": _cause(error)}
     return {
         **figures,
-        "shared_bytes": compiled.metadata.shared,
-        "shared_limit": shared_limit(capability),
-        "spill_bytes": max((int(number) for number in spills), default=0),
-        "matrix_instructions": len(MATRIX_INSTRUCTIONS.findall(compiled.asm["ptx"])),
+        "shared_bytes": compiled.shared_bytes,
+        "shared_limit": shared_memory_limit(capability),
+        "spill_bytes": compiled.spill_bytes,
+        "matrix_instructions": sum(compiled.matrix_instructions.values()),
     }
 
 

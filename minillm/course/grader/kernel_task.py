@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from minillm.course.grader.task import Case, Record, Task, Verdicts
-from minillm.devices import DEVICES
 
 CAPABILITIES = ((8, 0), (9, 0))
 NO_TRITON = "not gradable here: Triton is not installed, which runs on Linux"
@@ -33,11 +32,6 @@ class KernelTask(Task):
 
 def is_gradable(task: Task) -> bool:
     return not isinstance(task, KernelTask) or find_spec("triton") is not None
-
-
-def shared_limit(capability: tuple[int, int]) -> int:
-    """Bytes of shared memory that a thread block may use on every GPU of this compute capability."""
-    return min(device.shared_memory for device in DEVICES.values() if device.compute_capability == capability)
 
 
 def judge_compiled(case: Case, record: Record) -> Verdicts:
