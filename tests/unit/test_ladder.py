@@ -17,7 +17,8 @@ from tests.unit.engines import GREEDY, MAX_LEN, NEW, B, attention, make_engine, 
 
 LENGTHS = [1, B - 1, B, B + 1, 2 * B - 1, 2 * B, 2 * B + 1, 53]
 FAMILIES = ["random:tiny", "random:tiny-mistral", "random:tiny-qwen2", "random:tiny-qwen3"]
-BODIES = ["naive", "flash", "sdpa", "cpu"]
+WHOLE_BUDGETS = ["sliding_window(128)", "dynamic_blocks(mass=1, block=16)", "lsh(rounds=1, bucket=128, buckets=1)"]
+BODIES = ["naive", "flash", "sdpa", "cpu", *WHOLE_BUDGETS]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
