@@ -115,10 +115,14 @@ class EngineThread:
         self._refuse_commands()
 
     def _obey(self) -> bool:
-        """Do what was posted, and wait for a command while the engine has no work. False: stop."""
+        """Do what was posted, and wait for a command while the engine has nothing to compute. False: stop.
+
+        A policy may have a use for idle time; then its next step is taken in place of waiting.
+        """
+        engine = self.engine
         while True:
             try:
-                command = self._commands.get(block=not self.engine.has_work)
+                command = self._commands.get(block=not (engine.has_work or engine.scheduler.has_idle_work))
             except queue.Empty:
                 return True
             if command is None:

@@ -380,6 +380,21 @@ def test_answers_are_not_mixed_up_under_load(session_seed):
         running.pool.check([])
 
 
+def test_idle_time_warms_the_prefix_cache_where_the_policy_wants_it():
+    """A prompt that came twice and was evicted is computed again while nobody asks; then its next request finds it."""
+    options = {"scheduling_policy": "speculative_prefill", "speculative_memory_share": 0.9}
+    with Running(num_kv_blocks=12, **options) as running:
+        often, other = [5] * 81, [9] * 190  # the other one takes every block
+        for prompt in (often, often, other):
+            assert post(running, prompt=prompt, max_tokens=1).status_code == 200
+        speculation = running.engine.scheduler.speculation
+        until(lambda: speculation.num_warmed_tokens == 80 and not running.engine.scheduler.has_idle_work)
+        answer = running.client.completions.create(model=MODEL, prompt=often, max_tokens=1)
+        assert answer.usage.prompt_tokens_details.cached_tokens == 80
+        until(running.is_idle)
+        running.pool.check([])
+
+
 # ---- the process ---------------------------------------------------------------------------------
 
 
