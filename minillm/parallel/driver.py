@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -22,6 +23,8 @@ from minillm.parallel.model import ParallelTransformer
 from minillm.parallel.plan import HEADER, Work, header, lengths_of, num_integers, pack, unpack
 from minillm.parallel.ranks import Ranks, Traffic
 from minillm.profiler import NO_PARTS
+
+LOOK_S = 0.1  # between two looks at the other ranks while a GPU works
 
 
 class Driver:
@@ -85,18 +88,35 @@ class Driver:
     def _step(self, work: Work, *lengths: int) -> Iterator[None]:
         if self.failure is None:
             self.failure = self.others.missing()
+            if self.failure is not None:
+                self.others.kill()
+                self.ranks.abort()
         if self.failure is not None:
-            self.others.kill()
             raise RankError(self.failure)
         self.ranks.traffic = Traffic()
         with interrupts_wait():
             try:
                 self.ranks.announce(header(work, *lengths))
                 yield
+                self._wait_for_gpu()
             except BaseException as error:
                 self.failure = self.others.why(error)
                 self.others.kill()
+                self.ranks.abort()
                 raise RankError(self.failure) from error
+
+    def _wait_for_gpu(self) -> None:
+        """A kernel of NCCL waits in the GPU, and waits on when another rank has died: look at both until it is done."""
+        if self.device.type != "cuda":
+            return
+        done = torch.cuda.Event()
+        done.record()
+        next_look = time.monotonic() + LOOK_S
+        while not done.query():
+            if time.monotonic() > next_look:
+                if problem := self.others.missing():
+                    raise RankError(problem)
+                next_look = time.monotonic() + LOOK_S
 
 
 class DrivenCache(KVCache):

@@ -66,6 +66,11 @@ class Ranks:
             options._timeout = timeout
             self.data = dist.ProcessGroupNCCL(dist.PrefixStore("data", store), self.rank, self.size, options)
 
+    def abort(self) -> None:
+        """Give up the connections without waiting for anybody, also what a GPU still waits for."""
+        self.data.abort()
+        self.control.abort()
+
     # ---- tensors of the model --------------------------------------------------------------------
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
