@@ -1,0 +1,298 @@
+"""LLM(tensor_parallel_size=2): the answers of one process, from two that start, fail and end together."""
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from minillm import LLM, SamplingParams
+from minillm.doctor import report
+from minillm.errors import ConfigError, EngineClosedError, RankError
+from minillm.parallel import processes, start
+from tests.unit.engines import random_prompts
+from tests.unit.running_server import TEMPLATE, Running
+
+WAIT_S = 30  # for what takes a second on an idle machine
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+OPTIONS = dict(dtype="float32", attention="sdpa", num_kv_blocks=64, max_num_batched_tokens=16)
+MODELS = {"tied": "random:tiny", "untied": "random:tiny-qwen2"}
+
+
+def open_two(model="random:tiny", **options):
+    return LLM(model, tensor_parallel_size=2, **{**OPTIONS, **options})
+
+
+def child_of(llm):
+    return llm.engine.model.others.processes[1]
+
+
+def tokens(llm, prompts, params=GREEDY):
+    return [[c.token_ids for c in output.outputs] for output in llm.generate(prompts, params, use_tqdm=False)]
+
+
+def ended(process):
+    return process.wait(WAIT_S) is not None
+
+
+def is_alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    assert torch.get_num_threads() == 1, "an LLM that is closed gives back the threads that its ranks took"
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def both(request):
+    """The same model on one process and on two."""
+    with LLM(MODELS[request.param], **OPTIONS) as one, open_two(MODELS[request.param]) as two:
+        yield one, two
+
+
+@pytest.fixture
+def prompts(tiny):
+    """Three prompts of 3 to 45 tokens, computed in chunks of at most 16; fresh in each test."""
+    return random_prompts(tiny, [45, 3, 20], int(torch.randint(2**31, ())))
+
+
+# ---- the same answers ------------------------------------------------------------------------------
+
+
+def test_greedy_tokens_are_those_of_one_process_alone_and_in_a_batch_and_from_the_prefix_cache(both, prompts):
+    one, two = both
+    expected = tokens(one, prompts)
+    assert tokens(two, prompts[:1]) == expected[:1]
+    assert tokens(two, prompts) == expected
+    (again,) = two.generate(prompts[:1], GREEDY, use_tqdm=False)
+    assert again.num_cached_tokens == 32 and [again.outputs[0].token_ids] == expected[0]
+
+
+def test_siblings_that_copy_blocks_and_draw_from_one_seed_get_the_same_tokens(both, prompts):
+    params = SamplingParams(n=3, temperature=0.8, seed=7, max_tokens=8, ignore_eos=True)
+    one, two = both
+    assert tokens(two, prompts, params) == tokens(one, prompts, params)
+
+
+def test_scores_are_those_of_one_process(both, prompts):
+    one, two = both
+    for prompt in prompts:
+        assert two.score(prompt) == pytest.approx(one.score(prompt), abs=1e-4)
+
+
+def test_a_step_moves_two_sums_per_layer_the_logits_and_a_plan(both, prompts):
+    _, two = both
+    two.reset_prefix_cache()
+    tokens(two, [prompts[0][:11]], SamplingParams(temperature=0.0, max_tokens=1))
+    traffic = two.engine.model.ranks.traffic
+    assert traffic.calls == {"all_reduce": 2 * 2, "gather": 1, "plan": 2}
+    layers, rows, hidden, vocabulary, plan = 2, 11, 64, 320, 5 + 3 * 11 + 2 + 1 + 1
+    assert traffic.bytes == {
+        "all_reduce": 2 * layers * rows * hidden * 4,
+        "gather": vocabulary * 4,
+        "plan": plan * 8,
+    }
+
+
+def test_ctrl_c_waits_for_the_end_of_the_step_and_both_ranks_go_on(both, prompts, monkeypatch):
+    one, two = both
+    attend, calls = two.engine.attend, []
+
+    def interrupted(*args):
+        calls.append(os.kill(os.getpid(), signal.SIGINT) if not calls else None)
+        return attend(*args)
+
+    monkeypatch.setattr(two.engine, "attend", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tokens(two, prompts)
+    assert len(calls) == 2, "both layers of the step were computed"
+    pool = two.engine.scheduler.block_pool
+    assert pool.num_free == pool.num_blocks
+    assert tokens(two, prompts) == tokens(one, prompts)
+
+
+def test_doctor_says_how_many_ranks_there_are(both):
+    one, two = (report(llm) for llm in both)
+    assert one["ranks"] == "1: this process alone"
+    assert two["ranks"].startswith("2 over gloo") and two["warnings"] == []
+    assert two["kv_cache_bytes"] == one["kv_cache_bytes"] // 2
+    assert sum(two["weight_bytes"].values()) < sum(one["weight_bytes"].values())
+
+
+# ---- the end ---------------------------------------------------------------------------------------
+
+
+def test_llms_that_are_closed_or_forgotten_leave_no_process(prompts):
+    expected = []
+    for _ in range(2):
+        llm = open_two()
+        child, folder = child_of(llm), llm.engine.model.others.folder
+        expected.append(tokens(llm, prompts))
+        llm.close()
+        llm.close()
+        assert child.returncode == 0 and not os.path.exists(folder)
+        with pytest.raises(EngineClosedError):
+            llm.generate(prompts[0])
+    assert expected[0] == expected[1]
+
+    child = child_of(llm := open_two())
+    del llm
+    gc.collect()
+    assert ended(child)
+
+
+def test_a_rank_that_was_killed_is_named_at_the_next_step_and_the_others_end(prompts):
+    with open_two() as llm:
+        child = child_of(llm)
+        child.kill()
+        child.wait()
+        for _ in range(2):
+            with pytest.raises(RankError, match="rank 1 of 2 was ended by SIGKILL; create a new LLM"):
+                tokens(llm, prompts)
+        pool = llm.engine.scheduler.block_pool
+        assert pool.num_free == pool.num_blocks
+
+
+def test_a_rank_that_dies_in_the_middle_of_a_step_is_an_error_long_before_the_timeout(prompts, monkeypatch):
+    with open_two() as llm:
+        child, attend = child_of(llm), llm.engine.attend
+
+        def deadly(*args):
+            child.kill()
+            return attend(*args)
+
+        monkeypatch.setattr(llm.engine, "attend", deadly)
+        with pytest.raises(RankError, match="rank 1 of 2 was ended by SIGKILL"):
+            tokens(llm, prompts)
+
+
+def test_an_error_of_rank_0_in_the_middle_of_a_step_ends_the_others(prompts, monkeypatch):
+    with open_two() as llm:
+        child = child_of(llm)
+        monkeypatch.setattr(llm.engine, "attend", lambda *args: 1 / 0)
+        with pytest.raises(RankError, match="ZeroDivisionError"):
+            tokens(llm, prompts)
+        assert ended(child)
+        with pytest.raises(RankError, match="ZeroDivisionError"):
+            tokens(llm, prompts)
+
+
+SCRIPT = f"""
+import time
+from minillm import LLM
+llm = LLM("random:tiny", tensor_parallel_size=2, **{OPTIONS!r})
+print(llm.engine.model.others.processes[1].pid, flush=True)
+while True:
+    llm.generate([1, 2, 3], use_tqdm=False)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_no_rank_outlives_the_process_that_started_it(how):
+    parent = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    child = int(parent.stdout.readline())
+    parent.send_signal(how)
+    _, errors = parent.communicate(timeout=WAIT_S)
+    assert parent.returncode == -how and (how == signal.SIGKILL or b"KeyboardInterrupt" in errors)
+    deadline = time.monotonic() + WAIT_S
+    while is_alive(child):
+        assert time.monotonic() < deadline, "an orphan"
+        time.sleep(0.02)
+
+
+# ---- what is refused -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def starts_nothing(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+
+
+@pytest.mark.parametrize(
+    "size, says", [(0, "at least 1"), (3, "does not divide 4 heads, 2 K/V heads"), (4, "split over 1, 2$")]
+)
+def test_a_size_that_does_not_fit_the_model_is_refused_before_anything_starts(starts_nothing, size, says):
+    with pytest.raises(ConfigError, match=f"tensor_parallel_size={size} .*{says}"):
+        LLM("random:tiny", tensor_parallel_size=size)
+
+
+def test_another_number_of_processes_than_torchrun_started_is_refused(starts_nothing, monkeypatch):
+    world = {"RANK": "0", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in world.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="torchrun started 3 processes and tensor_parallel_size=2"):
+        open_two()
+
+
+def test_each_rank_needs_a_gpu_of_its_own(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    start.check_device(torch.device("cuda"), 2)
+    with pytest.raises(ConfigError, match="3 ranks on this machine need 3 GPUs and it has 2"):
+        start.check_device(torch.device("cuda"), 3)
+    with pytest.raises(ConfigError, match="'cuda:1' is one GPU"):
+        start.check_device(torch.device("cuda:1"), 2)
+
+
+def test_ranks_with_different_seeds_refuse_to_work_together(monkeypatch):
+    asdict = processes.asdict
+    monkeypatch.setattr(processes, "asdict", lambda config: asdict(config) | {"seed": 1})
+    with pytest.raises(ConfigError, match="different options"):
+        open_two()
+
+
+def test_a_rank_that_cannot_start_tells_why(monkeypatch):
+    asdict = processes.asdict
+    monkeypatch.setattr(processes, "asdict", lambda config: asdict(config) | {"model": "random:tinny"})
+    with pytest.raises(RankError, match="rank 1 of 2 failed: .*tinny.*create a new LLM"):
+        open_two()
+
+
+# ---- the ways in -----------------------------------------------------------------------------------
+
+
+def test_torchrun_starts_the_same_command_on_every_rank_and_only_rank_0_answers():
+    command = ["-m", "minillm", "generate", "abcdef", "xyz", "--json", "--temperature", "0", "--max-tokens", "5"]
+    options = {**OPTIONS, "model": "random:tiny"}
+    command += [text for name, value in options.items() for text in ("--" + name.replace("_", "-"), str(value))]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [sys.executable, *torchrun, *command, "--tensor-parallel-size", "2"],
+        capture_output=True, text=True, timeout=4 * WAIT_S, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    with LLM(**options) as one:
+        expected = tokens(one, ["abcdef", "xyz"], SamplingParams(temperature=0.0, max_tokens=5))
+    assert [[row["token_ids"]] for row in json.loads(done.stdout)] == expected
+
+
+def test_the_server_answers_from_two_ranks():
+    with LLM("random:tiny", **OPTIONS) as one:
+        one.tokenizer.chat_template = TEMPLATE
+        params = SamplingParams(temperature=0.0, max_tokens=8)
+        (expected,) = one.chat([{"role": "user", "content": "hello"}], params, use_tqdm=False)
+    with Running(tensor_parallel_size=2, attention="sdpa") as running:
+        child = child_of(running.llm)
+        answer = running.client.chat.completions.create(
+            model="random:tiny", messages=[{"role": "user", "content": "hello"}], temperature=0, max_tokens=8
+        )
+        assert answer.choices[0].message.content == expected.outputs[0].text
+        assert running.is_idle() and child.poll() is None
+    running.llm.close()
+    assert child.returncode == 0
