@@ -14,7 +14,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 
 from minillm.engine import Engine
-from minillm.errors import EngineClosedError, MinillmError, StepError
+from minillm.errors import EngineClosedError, MinillmError, RankError, StepError
 from minillm.outputs import RequestOutput, StreamChunk
 from minillm.request import Request
 
@@ -163,6 +163,8 @@ class EngineThread:
     def _step(self) -> None:
         try:
             chunks = self.engine.step()
+        except RankError:
+            raise  # no later step can succeed: the thread ends, and /health says so
         except MinillmError as error:
             logger.error("%s", error)
             for request_id in [name for name in self._calls if not self.engine.is_running(name)]:

@@ -4,10 +4,12 @@ import gc
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 
+import httpx
 import pytest
 import torch
 
@@ -16,7 +18,7 @@ from minillm.doctor import report
 from minillm.errors import ConfigError, EngineClosedError, RankError
 from minillm.parallel import processes, start
 from tests.unit.engines import random_prompts
-from tests.unit.running_server import TEMPLATE, Running
+from tests.unit.running_server import TEMPLATE, Running, until
 
 WAIT_S = 30  # for what takes a second on an idle machine
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -296,3 +298,41 @@ def test_the_server_answers_from_two_ranks():
         assert running.is_idle() and child.poll() is None
     running.llm.close()
     assert child.returncode == 0
+
+
+def test_a_server_that_lost_a_rank_tells_its_callers_and_is_no_longer_healthy():
+    with Running(tensor_parallel_size=2, attention="sdpa") as running:
+        assert running.http.get("/health").status_code == 200
+        child_of(running.llm).kill()
+        body = {"model": "random:tiny", "prompt": "hello", "max_tokens": 8}
+        answer = running.http.post("/v1/completions", json=body)
+        assert answer.status_code >= 500 and "rank 1 of 2" in answer.text
+        assert running.http.get("/health").status_code == 503
+
+
+def test_torchrun_serves_from_rank_0_alone():
+    """All processes get the same port; a second listener there would fail and end them all."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = ["-m", "minillm", "serve", "--model", "random:tiny", "--tensor-parallel-size", "2", "--port", str(port)]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    server = subprocess.Popen(
+        [sys.executable, *torchrun, *command, "--num-kv-blocks", "64", "--attention", "sdpa"],
+        stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    try:
+        body = {"model": "random:tiny", "prompt": "hello", "max_tokens": 3, "ignore_eos": True}
+        until(lambda: server.poll() is None and _answers(port), "the server never came up")
+        answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=WAIT_S)
+        assert answer.json()["usage"]["completion_tokens"] == 3
+    finally:
+        server.terminate()
+        server.communicate(timeout=WAIT_S)
+
+
+def _answers(port):
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
+    except httpx.TransportError:
+        return False
