@@ -11,8 +11,12 @@ import psutil
 import pytest
 
 from minillm.course.build.addresses import ROOT
+from minillm.course.grader.cells import Cell
+from minillm.course.grader.exercises import find_task
 from minillm.course.grader.grade import Options, grade
 from minillm.course.grader.hide import resolve
+from minillm.course.grader.marks import Failure
+from minillm.course.grader.parent import Learner
 from tests.grader.examples import COUNTER, IMPORTS, MASK, MERGE, PACKAGE, write_notebook
 
 SECONDS = 5.0
@@ -72,6 +76,44 @@ def test_a_reference_reached_another_way_raises_when_it_is_called(marks):
     )
     assert got["ex90.1"][0] == 0 and "visible_keys is out of reach" in got["ex90.1"][1]
     assert got["ex90.3"][0] == 0 and "minillm.attention.merge is out of reach" in got["ex90.3"][1]
+
+
+STREAM = """
+class TextStream:
+    def __init__(self):
+        self.decoder = {}
+
+    def push(self, data):
+        return self.decoder.decode(data)
+
+    def flush(self):
+        return self.decoder.decode(b"", final=True)
+"""
+READY_MADE = {
+    "ex01.3": [
+        STREAM.format("codecs.getincrementaldecoder('utf-8')(errors='replace')"),
+        STREAM.format("codecs.lookup('utf-8').incrementaldecoder(errors='replace')"),
+        "class TextStream(codecs.lookup('utf-8').incrementaldecoder):\n    push = lambda self, data: self.decode(data)",
+        "class TextStream:\n    push = lambda self, data: ''.join(codecs.iterdecode([data], 'utf-8', 'replace'))",
+    ],
+    "ex03.1": [
+        "def rms_norm(x, weight, eps):\n    return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps)",
+        "def rms_norm(x, weight, eps):\n    return functional.rms_norm(x, x.shape[-1:], weight, eps)",
+        "def rms_norm(x, weight, eps):\n    return torch.nn.RMSNorm(x.shape[-1], eps)(x) * weight",
+    ],
+}
+
+
+@pytest.mark.parametrize("task_id", READY_MADE)
+def test_what_a_library_has_ready_made_is_refused_as_an_attribute_too(task_id):
+    task = find_task(task_id)
+    with Learner(task_id[:4], "minillm.course.checks") as learner:
+        learner.run(Cell(1, "import codecs, torch\nimport torch.nn.functional as functional"), SECONDS)
+        for number, code in enumerate(READY_MADE[task_id], 2):
+            assert learner.run(Cell(number, code, task.id), SECONDS) == ""
+            outcomes = [learner.drive(task, case, SECONDS) for case in task.cases(random.randrange(2**31))]
+            assert all(isinstance(outcome, Failure) for outcome in outcomes), code
+            assert all("is out of reach while this task is graded" in outcome.sentence for outcome in outcomes), code
 
 
 def test_a_reference_in_disguise_is_found_out(marks):

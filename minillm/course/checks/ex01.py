@@ -15,6 +15,7 @@ from minillm.course.checks import bpe_oracle as oracle
 from minillm.course.grader.task import Case, Record, Task, Verdicts
 
 HIDES = ("minillm.tokenizer", "minillm.detokenizer")
+READY_MADE = ("codecs.getincrementaldecoder", "codecs.BufferedIncrementalDecoder", "codecs.StreamReader")
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SIGN = "\ufffd"  # what stands for bytes that are no text
 
@@ -235,6 +236,6 @@ TASKS = (
         stream_cases,
         stream_drive,
         stream_judge,
-        HIDES,
+        (*HIDES, *READY_MADE),
     ),
 )

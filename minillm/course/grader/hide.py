@@ -73,10 +73,12 @@ class Curtain:
                 for inner in list(vars(module).values()):
                     if getattr(inner, "__module__", None) == module.__name__:
                         self._guard(inner, name)
-        elif not self._guard(target, name):
-            setattr(owner, attribute, self._wrap(target, name))  # a plain callable object
+        elif isinstance(target, type):
+            self._guard(target, name)
+        else:
+            setattr(owner, attribute, self._replace(target, name))
 
-    def _guard(self, target: object, name: str) -> bool:
+    def _guard(self, target: object, name: str) -> None:
         if isinstance(target, type):
             for key, member in list(vars(target).items()):
                 inner = member.__func__ if isinstance(member, staticmethod | classmethod) else member
@@ -84,16 +86,18 @@ class Curtain:
                     guard = self._wrap(inner, name)
                     setattr(target, key, guard if inner is member else type(member)(guard))
             self._guards.add(target)
-            return True
-        if not isinstance(target, FunctionType):
-            return False
+        elif isinstance(target, FunctionType):
+            self._replace(target, name)
+
+    def _replace(self, target, name: str):
+        """The guard of a callable, which now stands for it in every module of the engine and of the checks."""
         guard = self._wrap(target, name)
         for module in list(sys.modules.values()):
             if getattr(module, "__name__", "").startswith(("minillm", self.checks)):
                 for key, value in list(vars(module).items()):
                     if value is target:
                         setattr(module, key, guard)
-        return True
+        return guard
 
     def _wrap(self, target, name: str):
         def guard(*args, **kwargs):
