@@ -15,6 +15,7 @@ from minillm import costs
 from minillm.config import ModelConfig
 from minillm.devices import Device
 from minillm.errors import ConfigError
+from minillm.parallel.cost import communication_seconds
 from minillm.roofline import size_of, step_seconds
 
 COMPUTE_EFFICIENCY = 0.6  # share of the peak that the matrix products of a prefill reach; assumed, not measured
@@ -51,7 +52,8 @@ class StepTime(Protocol):
 class RooflineStepTime:
     """`roofline.step_seconds` on one GPU, or on `tensor_parallel_size` of them that share every matrix and all heads.
 
-    Two all-reduces per layer add up the parts, in a ring. Raises ConfigError when heads cannot be shared evenly.
+    Two all-reduces per layer add up the parts, and the logits are gathered. Raises ConfigError when heads cannot be
+    shared evenly.
     """
 
     config: ModelConfig
@@ -93,7 +95,7 @@ class RooflineStepTime:
         if self.config.sliding_window is not None:
             return self._exactly(sequences, num_sampled)
         total = Totals.of(sequences)
-        seconds = self.overhead_s + self._communication(total.tokens)
+        seconds = self.overhead_s + self._communication(total.tokens, num_sampled)
         for per_token, at_least in self._products:
             seconds += max(per_token * total.tokens, at_least)
         if num_sampled:
@@ -107,14 +109,11 @@ class RooflineStepTime:
             num_sampled=num_sampled,
         )  # fmt: skip
         tokens = sum(n for n, _ in sequences)
-        return self.overhead_s + self._communication(tokens) + alone / self.tensor_parallel_size
+        return self.overhead_s + self._communication(tokens, num_sampled) + alone / self.tensor_parallel_size
 
-    def _communication(self, num_tokens: int) -> float:
-        size = self.tensor_parallel_size
-        if size == 1:
-            return 0.0
-        moved = num_tokens * self.config.hidden_size * self._value_bytes * 2 * (size - 1) / size
-        return 2 * self.config.num_hidden_layers * (moved / self.link_bandwidth + self.link_latency_s)
+    def _communication(self, num_tokens: int, num_sampled: int) -> float:
+        link = self.link_bandwidth, self.link_latency_s, self._value_bytes
+        return communication_seconds(self.config, num_tokens, num_sampled, self.tensor_parallel_size, *link)
 
     @property
     def assumptions(self) -> dict:
