@@ -35,9 +35,12 @@ class KVLayer:
     def write(self, k: torch.Tensor, v: torch.Tensor, slot_mapping: torch.Tensor) -> None:
         """Put k, v [T, Hkv, D] into the rows `slot_mapping` [T] (block id x block_size + row).
 
-        Padding rows have slot -1, stand at the end and are not written.
+        Padding rows have slot -1, stand behind the others and are not written. Only a CPU looks whether there are
+        any: elsewhere that would wait for the device, so they write what the first row writes once more.
         """
-        if slot_mapping.device.type == "cpu" and len(slot_mapping) and slot_mapping.numpy()[-1] < 0:
+        if slot_mapping.device.type != "cpu":
+            k, v, slot_mapping = without_padding(k, v, slot_mapping)
+        elif len(slot_mapping) and slot_mapping.numpy()[-1] < 0:
             slot_mapping = slot_mapping[slot_mapping >= 0]
             k, v = k[: len(slot_mapping)], v[: len(slot_mapping)]
         self.k.flatten(0, 1).index_copy_(0, slot_mapping, k)
@@ -49,6 +52,15 @@ class KVLayer:
         k = self.k.index_select(0, blocks[:needed]).flatten(0, 1)[:length]
         v = self.v.index_select(0, blocks[:needed]).flatten(0, 1)[:length]
         return k, v
+
+
+def without_padding(
+    k: torch.Tensor, v: torch.Tensor, slot_mapping: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """k, v [T, Hkv, D] and slots [T] in which rows of slot -1 repeat the first row, which has to be none of them."""
+    padding = slot_mapping < 0
+    k, v = (torch.where(padding[:, None, None], rows[:1], rows) for rows in (k, v))
+    return k, v, torch.where(padding, slot_mapping[:1], slot_mapping)
 
 
 class KVCache:

@@ -121,9 +121,10 @@ class _SlotMapping(Part):
     def __call__(self, step, block_size: int, device: torch.device | str = "cpu") -> Batch:
         """Batch.from_step, with the slots that the learner's function gives, request by request."""
         batch = Batch.from_step(step, block_size, device)
-        slots, rows = [], batch.positions.split(batch.query_lens)
-        for positions, table in zip(rows, batch.block_tables.long(), strict=True):
-            slots.append(self.tensor(positions.shape, table, positions, block_size).to(device, torch.int64))
+        rows, slots = batch.positions.split(batch.query_lens), list(batch.slot_mapping.split(batch.query_lens))
+        for i in range(len(step.scheduled)):  # behind them stands padding, which has no slots
+            table = batch.block_tables[i].long()
+            slots[i] = self.tensor(rows[i].shape, table, rows[i], block_size).to(device, torch.int64)
         return replace(batch, slot_mapping=torch.cat(slots))
 
 

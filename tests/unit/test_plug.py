@@ -106,6 +106,13 @@ def test_learner_slots_and_hash_give_the_engines_tokens_and_its_hits(tiny, promp
     assert len(pool.lookup(prompts[0])[0]) == 2
 
 
+def test_learner_slots_leave_the_padding_of_a_rectangle_out_of_the_cache(tiny, prompts, expected):
+    options = {"scheduling_policy": "iteration", "pad_batches": True, "max_num_batched_tokens": MAX_LEN}
+    engine = make_engine(tiny, **options)
+    engine.make_batch = plug.slot_mapping(slots)
+    assert run(engine, prompts) == expected
+
+
 def test_a_constant_hash_costs_comparisons_and_no_token(tiny, prompts, expected):
     engine = make_engine(tiny)
     engine.scheduler.block_pool = BlockPool(64, B, hash_fn=plug.hash_block(lambda parent, tokens: 7))

@@ -4,12 +4,14 @@ import json
 import random
 
 import pytest
+import torch
 
 from minillm import LLM, SamplingParams
 from minillm.batch import Batch
 from minillm.cli import main
 from minillm.config import SCHEDULING_POLICIES
 from minillm.errors import ConfigError, StepError
+from minillm.kv_cache import KVLayer, without_padding
 from minillm.scheduler import SpeculativePrefillScheduler
 from tests.unit.engines import GREEDY, MAX_LEN, make_engine, random_prompts, run
 
@@ -64,6 +66,20 @@ def test_padding_rows_stand_behind_the_requests_like_fresh_prompts():
     assert batch.slot_mapping.tolist() == [20, 21, 22, 13] + [-1] * 7
     assert batch.query_start_loc.tolist() == [0, 3, 4, 9, 11] and batch.context_lens == [7, 10, 5, 2]
     assert batch.logits_indices.tolist() == [2, 3]
+
+
+def test_a_device_writes_the_same_pages_without_a_look_at_the_slots(session_seed):
+    torch.manual_seed(session_seed)
+    k, v = torch.randn(2, 7, 2, 4)
+    slots = torch.tensor([*torch.randperm(12)[:4].tolist(), -1, -1, -1])
+    pages = torch.full((2, 3, 4, 2, 4), torch.nan)
+    wanted = pages.clone()
+    wanted[0].flatten(0, 1)[slots[:4]], wanted[1].flatten(0, 1)[slots[:4]] = k[:4], v[:4]
+    KVLayer(*pages).write(*without_padding(k, v, slots))
+    assert torch.equal(pages.nan_to_num(7), wanted.nan_to_num(7))
+    whole = without_padding(k[:4], v[:4], slots[:4])
+    assert all(map(torch.equal, whole, (k[:4], v[:4], slots[:4])))
+    KVLayer(*pages.to("meta")).write(k.to("meta"), v.to("meta"), slots.to("meta"))  # which has no values to look at
 
 
 def longest_gap(tiny, policy, budget, seed):
