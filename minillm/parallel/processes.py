@@ -126,7 +126,7 @@ class Children(Others):
         for rank in range(1, self.size):
             task = {"rank": rank, "size": self.size, "folder": self.folder, "config": asdict(config)}
             process = subprocess.Popen(
-                [sys.executable, "-m", "minillm.parallel.worker"],
+                [sys.executable, "-P", "-m", "minillm.parallel.worker"],
                 stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment,
             )  # fmt: skip
             self.processes[rank] = process

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -24,7 +25,7 @@ from minillm.resources import choose_device, choose_dtype
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     task = json.loads(sys.stdin.readline())
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, args=[task["folder"]], daemon=True).start()
 
     store = dist.FileStore(os.path.join(task["folder"], "store"), -1)
     others = Others(store, task["rank"], task["size"], local_rank=task["rank"])
@@ -40,12 +41,11 @@ def main() -> int:
     return 0
 
 
-def end_with_parent() -> None:
+def end_with_parent(folder: str) -> None:
     sys.stdin.read()
+    shutil.rmtree(folder, ignore_errors=True)  # the parent may have had no time for it
     os._exit(1)
 
 
 if __name__ == "__main__":
-    status = main()
-    sys.stdout.flush()
-    os._exit(status)  # threads of the collectives would wait for ranks that may be gone
+    os._exit(main())  # threads of the collectives would wait for ranks that may be gone

@@ -10,6 +10,7 @@ import sys
 import time
 
 import httpx
+import psutil
 import pytest
 import torch
 
@@ -44,9 +45,8 @@ def ended(process):
 
 def is_alive(pid):
     try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
 
 
@@ -197,7 +197,7 @@ SCRIPT = f"""
 import time
 from minillm import LLM
 llm = LLM("random:tiny", tensor_parallel_size=2, **{OPTIONS!r})
-print(llm.engine.model.others.processes[1].pid, flush=True)
+print(llm.engine.model.others.processes[1].pid, llm.engine.model.others.folder, flush=True)
 while True:
     llm.generate([1, 2, 3], use_tqdm=False)
 """
@@ -206,12 +206,12 @@ while True:
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_no_rank_outlives_the_process_that_started_it(how):
     parent = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    child = int(parent.stdout.readline())
+    child, folder = parent.stdout.readline().decode().split()
     parent.send_signal(how)
     _, errors = parent.communicate(timeout=WAIT_S)
     assert parent.returncode == -how and (how == signal.SIGKILL or b"KeyboardInterrupt" in errors)
     deadline = time.monotonic() + WAIT_S
-    while is_alive(child):
+    while is_alive(int(child)) or os.path.exists(folder):
         assert time.monotonic() < deadline, "an orphan"
         time.sleep(0.02)
 
@@ -336,3 +336,16 @@ def _answers(port):
         return httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
     except httpx.TransportError:
         return False
+
+
+@pytest.mark.slow
+def test_the_embedded_model_has_three_kv_heads_and_gives_on_three_ranks_the_tokens_of_one():
+    prompts = ["The capital of France is", "1, 2, 3, 4,", "Once upon a time"]
+    options = dict(dtype="float32", num_kv_blocks=64)
+    with LLM(**options) as one:
+        expected = tokens(one, prompts), one.score(prompts[0])
+        whole = one.engine.model.num_weight_bytes["plain float32"]
+    with LLM(tensor_parallel_size=3, **options) as three:
+        assert tokens(three, prompts) == expected[0]
+        assert three.score(prompts[0]) == pytest.approx(expected[1], abs=1e-3)
+        assert three.engine.model.num_weight_bytes["plain float32"] == whole // 3
