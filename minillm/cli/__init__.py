@@ -7,6 +7,7 @@ traceback. Each file here adds its own commands.
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import sys
@@ -32,6 +33,8 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader left, as in `minillm generate ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    finally:
+        gc.unfreeze()  # what `open_llm` froze; a command may be one of several in a process
 
 
 def build_parser() -> argparse.ArgumentParser:

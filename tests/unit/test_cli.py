@@ -1,10 +1,13 @@
 """The command line as a user types it: real processes, real model."""
 
+import gc
 import json
 import subprocess
 import sys
 
 import pytest
+
+from minillm.cli import main
 
 
 def minillm(*args, input=None):
@@ -47,6 +50,13 @@ def test_demo_shows_answer_ttft_parts_speed_and_attention():
     for part in ("tokenize", "queue", "linear", "attention", "kv write", "lm head", "sample", "other"):
         assert part in line
     assert any(line.startswith("attention") for line in done.stdout.splitlines())
+
+
+def test_the_garbage_collector_leaves_alone_what_a_command_has_loaded_until_it_ends(monkeypatch, capsys):
+    frozen = []
+    monkeypatch.setattr("minillm.doctor.report", lambda llm: {"frozen": frozen.append(gc.get_freeze_count())})
+    assert main(["doctor", "--model", "random:tiny"]) == 0
+    assert frozen[0] > 10_000 and gc.get_freeze_count() == 0
 
 
 def test_doctor_tells_what_was_chosen_and_why():
