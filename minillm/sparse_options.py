@@ -81,17 +81,19 @@ class LSH(_Method):
     rounds   independent hash functions; a query sees what any of them finds
     bucket   keys of its own bucket that a query sees per round, the latest ones
     buckets  values of a hash function: even, or 1 for no hashing
+    sinks    first keys of the request that every query sees besides; hashing misses them
     seed     of the random directions
     """
 
     rounds: int = 4
     bucket: int = 64
     buckets: int = 16
+    sinks: int = 0
     seed: int = 0
     name = "lsh"
 
     def __post_init__(self):
-        for key, low in (("rounds", 1), ("bucket", 1), ("buckets", 1), ("seed", 0)):
+        for key, low in (("rounds", 1), ("bucket", 1), ("buckets", 1), ("sinks", 0), ("seed", 0)):
             self._integer(key, low)
         if self.buckets % 2 and self.buckets != 1:
             raise ConfigError(f"lsh: buckets={self.buckets} must be even (each direction has two ends), or 1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from minillm.cli.options import add_engine_options, engine_command, engine_options, open_llm, plain_command
+from minillm.compare import COMPARISONS, compare
 from minillm.errors import ConfigError
 from minillm.simulator import command as simulator
 
@@ -18,6 +19,7 @@ def add_commands(commands) -> None:
     bench = engine_command(commands, "bench", run_bench, "TTFT by prompt length, decode speed and an offline mix")
     bench.add_argument("--quick", action="store_true", help="fewer repeats and a shorter mix")
     bench.add_argument("--json", action="store_true", help="print the last line, one JSON object, alone")
+    bench.add_argument("--compare", choices=COMPARISONS, help="instead: ways to do one thing, with their ledger")
 
     kernels = plain_command(
         commands, "kernels", run_kernels, "what the compiler makes of every GPU kernel; needs no GPU"
@@ -62,6 +64,10 @@ def run_bench(args) -> None:
     from minillm.bench import run
 
     with open_llm(args) as llm:
+        if args.compare:
+            comparison = compare(args.compare, llm, quick=args.quick)
+            print(json.dumps(comparison.as_dict()) if args.json else "\n".join(comparison.lines()))
+            return
         result = run(llm, quick=args.quick, show=not args.json)
     print(json.dumps(result))
 

@@ -26,7 +26,11 @@ from tests.unit.attention_cases import (
 
 WINDOWS = ["sliding_window(1)", "sliding_window(5, sinks=3)", "sliding_window(20, sinks=40)", "sliding_window(33)"]
 BLOCKS = ["dynamic_blocks(mass=0.6, block=16)", "dynamic_blocks(top=3, block=16)", "dynamic_blocks(mass=0.3, block=32)"]
-HASHES = ["lsh(rounds=3, bucket=8, buckets=4)", "lsh(rounds=1, bucket=500, buckets=2)", "lsh(bucket=3, seed=5)"]
+HASHES = [
+    "lsh(rounds=3, bucket=8, buckets=4)",
+    "lsh(rounds=1, bucket=500, buckets=2)",
+    "lsh(bucket=3, sinks=5, seed=5)",
+]
 SPARSE = [*WINDOWS, *BLOCKS, *HASHES]
 WHOLE = ["sliding_window(10000)", "sliding_window(10000, sinks=4)", "dynamic_blocks(mass=1, block=16)"]
 WHOLE += ["dynamic_blocks(top=1000, block=16)", "lsh(rounds=1, bucket=10000, buckets=1)"]
@@ -119,6 +123,7 @@ def seen_by_hash(options, q, k, window):
                 same = [key for key in range(position + 1) if key_buckets[head // group][key] == own]
                 seen[head, row, same[-options.bucket :]] = True
                 seen[head, row, position] = True
+                seen[head, row, : min(options.sinks, position + 1)] = True
     if window is not None:
         seen &= seen_by_window(SlidingWindow(window), q, k, None)
     return seen

@@ -41,7 +41,13 @@ def test_what_is_printed_is_read_again():
         SlidingWindow(random.randint(1, 5000), random.randint(0, 9)),
         DynamicBlocks(random.uniform(0.01, 1.0), block=2 ** random.randint(4, 8)),
         DynamicBlocks(top=random.randint(1, 99)),
-        LSH(random.randint(1, 9), random.randint(1, 99), 2 * random.randint(1, 9), random.randint(0, 99)),
+        LSH(
+            random.randint(1, 9),
+            random.randint(1, 99),
+            2 * random.randint(1, 9),
+            random.randint(0, 5),
+            random.randint(0, 99),
+        ),
     ]
     for method in methods:
         assert parse(str(method)) == method

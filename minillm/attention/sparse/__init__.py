@@ -25,9 +25,9 @@ from minillm.attention.sparse.lsh import LSHAttention
 from minillm.attention.sparse.prefill import SparsePrefill
 from minillm.attention.sparse.window import WindowAttention
 from minillm.attention.triton import TritonAttention
-from minillm.sparse_options import DynamicBlocks, SlidingWindow, Sparse
+from minillm.sparse_options import LSH, DynamicBlocks, SlidingWindow, Sparse
 
-__all__ = ["make_sparse", "seen_keys"]
+__all__ = ["choosing", "make_sparse", "seen_keys"]
 
 
 def make_sparse(
@@ -42,13 +42,20 @@ def make_sparse(
     if isinstance(options, DynamicBlocks) and isinstance(dense, TritonAttention):
         reason = f"{options}, as asked: prefill by {body} over lists of key tiles; decode dense"
         return BlockListAttention(options, dtype, device), reason
-    method = DynamicBlockAttention(options) if isinstance(options, DynamicBlocks) else LSHAttention(options)
-    return SparsePrefill(method, dense), f"{options}, as asked: prefill by PyTorch; decode dense by {body}"
+    return SparsePrefill(_method(options), dense), f"{options}, as asked: prefill by PyTorch; decode dense by {body}"
 
 
 def seen_keys(options: Sparse, q: torch.Tensor, k: torch.Tensor, own_window: int | None = None) -> torch.Tensor:
     """The mask [H, n, S] of a method for q [n, H, D] that end the keys k [S, Hkv, D]; n x S large, for measuring."""
     if isinstance(options, SlidingWindow):
         return window.seen_keys(options, q, k, own_window)
-    method = DynamicBlockAttention(options) if isinstance(options, DynamicBlocks) else LSHAttention(options)
-    return method.seen_keys(q, k, own_window)
+    return _method(options).seen_keys(q, k, own_window)
+
+
+def choosing(options: Sparse) -> Callable:
+    """(q, k, window) -> the choice alone, without the attention over it: for measuring. A window chooses nothing."""
+    return (lambda q, k, window: None) if isinstance(options, SlidingWindow) else _method(options).choose
+
+
+def _method(options: DynamicBlocks | LSH) -> DynamicBlockAttention | LSHAttention:
+    return DynamicBlockAttention(options) if isinstance(options, DynamicBlocks) else LSHAttention(options)

@@ -37,8 +37,7 @@ class DynamicBlockAttention:
         if n > num_keys:
             raise ShapeError(f"{n} queries cannot end a context of {num_keys} keys; give at least as many keys")
         group, block = q.shape[1] // k.shape[1], self.options.block
-        edges = aligned_edges(n, num_keys - n, block)
-        keep = kept_blocks(self.options, q, k, edges, window)
+        edges, keep = self.choose(q, k, window)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         lse = torch.empty(q.shape[:2], dtype=accumulation_dtype(q.dtype), device=q.device)
         positions = torch.arange(num_keys - n, num_keys, device=q.device)
@@ -54,10 +53,15 @@ class DynamicBlockAttention:
                 )
         return out, lse
 
+    def choose(self, q: torch.Tensor, k: torch.Tensor, window: int | None = None) -> tuple[list[int], torch.Tensor]:
+        """(rows where the blocks of queries begin, and n; what each of them keeps [tiles, Hkv, blocks] bool)."""
+        edges = aligned_edges(len(q), len(k) - len(q), self.options.block)
+        return edges, kept_blocks(self.options, q, k, edges, window)
+
     def seen_keys(self, q: torch.Tensor, k: torch.Tensor, window: int | None = None) -> torch.Tensor:
         """Which keys each query sees, by the definition: [H, n, S] bool."""
-        edges = aligned_edges(len(q), len(k) - len(q), self.options.block)
-        return mask_of(kept_blocks(self.options, q, k, edges, window), q, k, edges, self.options.block, window)
+        edges, keep = self.choose(q, k, window)
+        return mask_of(keep, q, k, edges, self.options.block, window)
 
 
 def aligned_edges(n: int, first_position: int, block: int) -> list[int]:

@@ -31,7 +31,7 @@ class LSHAttention:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         check_inputs(q, k, v, window)
         precision = accumulation_dtype(q.dtype)
-        found = self.found_keys(q, k, window)  # [n, H, C]
+        found = self.choose(q, k, window)  # [n, H, C]
         kv_head = torch.arange(q.shape[1], device=q.device) // (q.shape[1] // k.shape[1])
         out, lse = torch.empty_like(q), torch.empty(q.shape[:2], dtype=precision, device=q.device)
         for rows in torch.arange(len(q), device=q.device).split(ROWS_AT_A_TIME):
@@ -45,13 +45,16 @@ class LSHAttention:
             out[rows] = torch.einsum("mhc,mhcd->mhd", weights, values).to(q.dtype)
         return out, lse
 
-    def found_keys(self, q: torch.Tensor, k: torch.Tensor, window: int | None = None) -> torch.Tensor:
-        """Key numbers [n, H, C] that each query sees, each once, C = rounds x bucket + 1; -1 where there are fewer."""
+    def choose(self, q: torch.Tensor, k: torch.Tensor, window: int | None = None) -> torch.Tensor:
+        """Key numbers [n, H, C] that each query sees, each once, or -1; C = sinks + 1 + rounds x bucket."""
         n, num_keys = q.shape[0], k.shape[0]
         group = q.shape[1] // k.shape[1]
         positions = torch.arange(num_keys - n, num_keys, device=q.device)
         back = torch.arange(min(self.options.bucket, num_keys), device=q.device)
-        found = [torch.where(positions >= 0, positions, -1)[:, None, None].expand(-1, q.shape[1], 1)]
+        firsts = torch.arange(min(self.options.sinks, num_keys), device=q.device).expand(n, -1)
+        always = torch.cat([firsts, positions[:, None]], 1)  # [n, sinks + 1]
+        always = always.masked_fill((always > positions[:, None]) | (always < 0), -1)
+        found = [always[:, None].expand(-1, q.shape[1], -1)]
         for q_bucket, k_bucket in zip(self.buckets(q), self.buckets(k), strict=True):  # [n, H], [S, Hkv]
             place = k_bucket.T * num_keys + torch.arange(num_keys, device=q.device)  # [Hkv, S]: bucket, then position
             place, order = place.contiguous().sort(-1)
@@ -84,7 +87,7 @@ class LSHAttention:
 
     def seen_keys(self, q: torch.Tensor, k: torch.Tensor, window: int | None = None) -> torch.Tensor:
         """Which keys each query sees, by the definition: [H, n, S] bool."""
-        found = self.found_keys(q, k, window)
+        found = self.choose(q, k, window)
         seen = torch.zeros(*q.shape[:2], k.shape[0] + 1, dtype=torch.bool, device=q.device)
         seen.scatter_(-1, found.masked_fill(found < 0, k.shape[0]), True)  # -1 goes into a column that is cut off
         return seen[..., :-1].transpose(0, 1)

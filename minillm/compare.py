@@ -1,0 +1,102 @@
+"""Comparisons of ways to do the same thing, each with its ledger: `minillm bench --compare NAME`.
+
+A comparison names what stays equal, where a way wins, where it loses, and how its own numbers could mislead. Times
+are taken in turns within one run and compared round by round, so that a slow moment of the machine hits both sides.
+To add one: a module with `compare(llm, quick) -> Comparison`, and its name in COMPARISONS.
+"""
+
+from __future__ import annotations
+
+import importlib
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+COMPARISONS = {"attention": "minillm.compare_attention"}
+
+
+@dataclass(frozen=True)
+class Ledger:
+    invariant: str
+    wins: str
+    loses: str
+    misleads: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One table and its ledger.
+
+    name     as in COMPARISONS
+    setting  what was held fixed: model, tokens, device, repeats
+    columns  heading -> (format of a value, what the column means)
+    rows     one dict per way, "name" and the columns; None where a column has no meaning
+    notes    what the figures of this run say, one sentence each
+    """
+
+    name: str
+    setting: dict
+    columns: dict[str, tuple[str, str]]
+    rows: list[dict]
+    notes: list[str]
+    ledger: Ledger
+
+    def lines(self) -> list[str]:
+        """The comparison as text for a terminal."""
+        width = max(len(row["name"]) for row in self.rows)
+        shown = [", ".join(f"{key} {value}" for key, value in self.setting.items()), ""]
+        shown.append(" " * width + "".join(f"{heading:>{self._width(heading)}}" for heading in self.columns))
+        for row in self.rows:
+            cells = (self._cell(heading, row[heading]) for heading in self.columns)
+            shown.append(f"{row['name']:<{width}}" + "".join(cells))
+        shown += ["", *(f"{heading}: {meaning}" for heading, (_, meaning) in self.columns.items()), "", *self.notes, ""]
+        return shown + [f"{key}: {value}" for key, value in self._ledger().items()]
+
+    def as_dict(self) -> dict:
+        """The comparison, ready for JSON."""
+        rows = [{key: _rounded(value) for key, value in row.items()} for row in self.rows]
+        meanings = {heading: meaning for heading, (_, meaning) in self.columns.items()}
+        return {
+            "compare": self.name,
+            **self.setting,
+            "columns": meanings,
+            "rows": rows,
+            "notes": self.notes,
+            "ledger": self._ledger(),
+        }
+
+    def _ledger(self) -> dict[str, str]:
+        names = {"wins": "wins where", "loses": "loses where", "misleads": "could mislead"}
+        return {names.get(key, key): value for key, value in asdict(self.ledger).items()}
+
+    def _width(self, heading: str) -> int:
+        return max(9, len(heading) + 2)
+
+    def _cell(self, heading: str, value) -> str:
+        text = "-" if value is None else format(value, self.columns[heading][0])
+        return f"{text:>{self._width(heading)}}"
+
+
+def compare(name: str, llm, quick: bool = False) -> Comparison:
+    """Run the comparison of this name on a loaded engine."""
+    return importlib.import_module(COMPARISONS[name]).compare(llm, quick)
+
+
+def in_turns(runs: dict[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
+    """What each run returns (its seconds), `repeats` rounds over all of them after one that is thrown away."""
+    taken: dict[str, list[float]] = {name: [] for name in runs}
+    for turn in range(repeats + 1):
+        for name, run in runs.items():
+            seconds = run()
+            if turn:
+                taken[name].append(seconds)
+    return taken
+
+
+def ratio(a: list[float], b: list[float]) -> float:
+    """How many times b's seconds a takes: the median over rounds."""
+    return statistics.median(x / y for x, y in zip(a, b, strict=True))
+
+
+def _rounded(value):
+    return float(f"{value:.4g}") if isinstance(value, float) else value
