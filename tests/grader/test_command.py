@@ -14,7 +14,7 @@ from minillm.course import mine
 from minillm.course.build.addresses import ROOT
 from minillm.course.grader.cells import make_cell
 from minillm.course.grader.exercises import exercise_names, load_tasks
-from minillm.course.grader.grade import Options, Session, grade, grade_folder, task_seed
+from minillm.course.grader.grade import FRESH, Options, Session, grade, grade_folder, task_seed
 from tests.grader.examples import COUNTER, IMPORTS, MASK, MERGE, PACKAGE, SOLVED, write_notebook
 
 CHECKS = ["--checks", PACKAGE]
@@ -45,6 +45,16 @@ def test_json_holds_marks_versions_seed_and_device(tmp_path, capsys):
     assert first["items"][1]["item"] == "fewer queries" and "differs" in first["items"][1]["message"]
     assert third["message"] == "no cell starts with `# task: ex90.3`"
     assert "a b.ipynb: ex90, 4 of 14 points, seed 5\n  ex90.1 causal mask: 2 of 6\n" in text
+
+
+def test_what_stands_below_its_task_is_missing_and_the_report_says_why(tmp_path, capsys):
+    helped = "# task: ex90.1\ndef causal_mask(queries, keys):\n    return lower(queries, keys)"
+    path = write_notebook(tmp_path / "a.ipynb", IMPORTS, helped, "def lower(q, k): ...", COUNTER, MERGE)
+    _, text = run(capsys, path)
+    assert "every item: raises NameError: name 'lower' is not defined (line 3 of the cell)\n" in text
+    assert f"  {FRESH}\n" in text
+    _, text = run(capsys, write_notebook(tmp_path / "b.ipynb", IMPORTS, TOP_LEFT, COUNTER, MERGE))
+    assert FRESH not in text
 
 
 def test_gradescope_and_csv_have_their_own_forms(tmp_path, capsys):
@@ -132,7 +142,7 @@ def test_cells_between_two_tasks_share_their_time(monkeypatch):
     session = Session(SlowLearner(), {}, 0, 60.0, threading.Lock())
     results, notes = session.grade(cells, load_tasks("ex90", PACKAGE)[:2])
     assert given == [60, 35, 10, 1, 60, 60, 60], "cells share a minute, a task's own cell has one to itself"
-    assert notes[0] == "cell 1: took long" and len(notes) == 5
+    assert notes[0] == "code cell 1: took long" and len(notes) == 5
     assert [result.message for result in results] == ["took long"] * 2
 
 

@@ -12,7 +12,7 @@ from minillm.course import mine
 from minillm.course.grader import check, feedback
 from minillm.course.grader.exercises import add_cases, check_version, exercise_names, find_task, load_tasks
 from minillm.course.grader.feedback import lines_of, try_here
-from minillm.course.grader.marks import Failure, judge_case, summarize, verdicts_of
+from minillm.course.grader.marks import Failure, Result, judge_case, summarize, verdicts_of
 from minillm.errors import GradeError
 from tests.grader.examples import COUNTER, IMPORTS, MASK, PACKAGE
 
@@ -41,6 +41,25 @@ def test_check_prints_one_line_and_one_for_each_lost_item(capsys):
     assert head == "ex90.1 causal mask: 1 of 3 items"
     assert [line.split(":")[0] for line in lost] == ["  fewer queries", "  one query"]
     assert printed(capsys, "ex90.1", unsolved) == "ex90.1 causal mask: not solved yet\n"
+
+
+def test_a_diagnosis_is_spelled_out_once():
+    task = find_task("ex90.1", PACKAGE)
+    a, b, c = task.items
+
+    def told(**lost):
+        return Result(task, {item: lost.get(key, "") for key, item in zip("abc", task.items, strict=True)}).told
+
+    assert told() == []
+    assert told(a="cold", b="dark", c="cold") == [f"{a}: cold", f"{b}: dark", f"{c}: the same as {a}"]
+    assert told(a="cold", b="cold", c="cold") == ["every item: cold"]
+    assert told(b="cold", c="cold") == [f"{b}: cold", f"{c}: the same as {b}"]
+    assert summarize(task, verdicts_of(task, [])).told == ["every item: no case decided this item"]
+
+
+def test_a_forgotten_return_is_named_as_such(capsys):
+    out = printed(capsys, "ex90.1", lambda queries, keys: None)
+    assert out.splitlines()[1:] == ["  every item: the mask is None: is a `return` missing?"]
 
 
 def test_check_prints_the_same_twice_and_never_raises(capsys):

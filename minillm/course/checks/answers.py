@@ -11,7 +11,7 @@ from numbers import Real
 
 import torch
 
-from minillm.course.grader.task import Case, Record, Verdicts
+from minillm.course.grader.task import MISSING, Case, Record, Verdicts
 
 Rule = Callable[[list[tuple[Case, dict]]], Iterator[str]]
 
@@ -43,6 +43,8 @@ def judge_by_rule(case: Case, record: Record, keys: Iterable[str], rules: dict[s
     if not isinstance(answers, list) or len(answers) != len(case["calls"]):
         return {item: "the function did not answer every call"}
     for answer in answers:
+        if answer is None:
+            return {item: f"the answer {MISSING}"}
         for key in keys:
             if number(answer, key) is None:
                 return {item: f"the answer has no number under {key!r}; wanted is a dict of {', '.join(keys)}"}

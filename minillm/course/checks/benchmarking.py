@@ -58,7 +58,7 @@ def benchmark_judge(case: Case, record: Record) -> Verdicts:
 
 
 def _benchmark_diagnosis(item: str, centre: float, spread: float, samples: list, launches: object, truth: float) -> str:
-    off = f"centre {centre * 1e3:.4g} ms, true are {truth * 1e3:.4g} ms"
+    off = f"centre {centre * 1e3:.4g} ms, the truth is {truth * 1e3:.4g} ms"
     wrong = abs(centre - truth) > CLOSE * truth
     if item == "enough runs":
         if len(samples) < LEAST_RUNS:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import codecs
 import random
+import re
 from collections.abc import Sequence
 
 from minillm.course.checks import bpe_oracle as oracle
-from minillm.course.grader.task import Case, Record, Task, Verdicts
+from minillm.course.grader.task import MISSING, Case, Record, Task, Verdicts
 
 HIDES = ("minillm.tokenizer", "minillm.detokenizer")
 READY_MADE = ("codecs.getincrementaldecoder", "codecs.BufferedIncrementalDecoder", "codecs.StreamReader")
@@ -46,7 +47,7 @@ def learn_cases(seed: int) -> list[Case]:
 
 def learn_drive(learn_merges, case: Case) -> Record:
     merges = learn_merges(dict(case["words"]), case["num_merges"])
-    return {"merges": [oracle.as_text(pair) for pair in merges]}
+    return {"merges": None if merges is None else [oracle.as_text(pair) for pair in merges]}
 
 
 def learn_judge(case: Case, record: Record) -> Verdicts:
@@ -71,8 +72,10 @@ def explain(got: object, wanted: list, slips: dict[str, list]) -> str:
     """ "" when `got` is right, else the slip that gives just this, else what came instead."""
     if got == wanted:
         return ""
-    if "not bytes" in repr(got):
-        return f"the result holds things that are not bytes: {show(got)}"
+    if got is None:
+        return f"the result {MISSING}"
+    if foreign := re.search(r"'not bytes': '(\w+)'", repr(got)):
+        return f"a token is {foreign[1]}, not bytes: a word's bytes are `word.encode()`, one of them `bytes([number])`"
     return next((slip for slip, values in slips.items() if got == values), f"{show(got)}, expected {show(wanted)}")
 
 
@@ -104,7 +107,8 @@ def encode_cases(seed: int) -> list[Case]:
 
 
 def encode_drive(encode_word, case: Case) -> Record:
-    return {"tokens": oracle.as_text(encode_word(case["word"].encode("latin-1"), oracle.as_ranks(case["merges"])))}
+    tokens = encode_word(case["word"].encode("latin-1"), oracle.as_ranks(case["merges"]))
+    return {"tokens": None if tokens is None else oracle.as_text(tokens)}
 
 
 def encode_judge(case: Case, record: Record) -> Verdicts:

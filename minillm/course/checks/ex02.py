@@ -53,10 +53,17 @@ def weights_judge(case: Case, record: Record) -> Verdicts:
     slips = {
         "the scores are not divided by sqrt(D)": s.softmax(-1),
         "the scores are divided by D instead of sqrt(D)": (s / root**2).softmax(-1),
+        "the scores are divided by the root of the number of keys; D is how many numbers a key has": (
+            s / math.sqrt(len(case["k"]))
+        ).softmax(-1),
         "the softmax runs down the columns: each row, over its keys, has to sum to 1": (s / root).softmax(0),
         "one maximum is taken from the whole matrix: rows far below it become 0/0": _ratio(single - single.max()),
         "e to a large score is infinite, to a deep one 0: subtract each row's maximum first": _ratio(single),
     }
+    if len(s) == s.shape[1]:
+        slips["q and k have changed places: row i holds the scores of query i"] = (s / root).T.softmax(-1)
+        e = (single - single.amax(1)).exp()
+        slips["what was found for row i was used for column i: keep the axis with keepdim=True"] = e / e.sum(1)
     (item,) = case["items"]
     return {item: diagnose(record.get("weights"), (s / root).softmax(-1), slips, "the matrix of weights", TOLERANCE)}
 
@@ -121,7 +128,8 @@ def _mask_diagnosis(got: torch.Tensor, wanted: torch.Tensor, distance: torch.Ten
     if torch.equal(got, wanted & ~own):
         return "a query does not see its own key, which it has to: the last query sees every key"
     row, key = (got != wanted).nonzero()[0].tolist()
-    return f"query {row} of {n} {'sees' if got[row, key] else 'misses'} key {key} of {keys}: it is the other way round"
+    wrong = "sees key {}, and must not" if got[row, key] else "does not see key {}, and has to"
+    return f"n = {n}, S = {keys}: query {row} {wrong.format(key)}"
 
 
 # ---- grouped-query attention ---------------------------------------------------------------------
@@ -198,9 +206,13 @@ def grouped_judge(case: Case, record: Record) -> Verdicts:
         ),
         "heads and tokens are mixed up: reshape does not swap axes, transpose does": swapped,
     }
+    if not mask.all():
+        reversed_mask = "the mask is used the wrong way round: True means that the query sees the key"
+        slips[reversed_mask] = mix(s.masked_fill(mask, -math.inf).softmax(-1))
     (item,) = case["items"]
-    wrong = diagnose(record.get("out"), mix(hidden.softmax(-1)), slips, "the output", TOLERANCE)
-    if wrong and item == "strided views" and wrong not in slips:
+    got = record.get("out")
+    wrong = diagnose(got, mix(hidden.softmax(-1)), slips, "the output", TOLERANCE)
+    if wrong and wrong not in slips and item == "strided views" and getattr(got, "shape", None) == q.shape:
         wrong = f"{wrong}; these inputs are views with strides of their own, so nothing may assume their layout"
     return {item: wrong}
 

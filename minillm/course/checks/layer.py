@@ -100,7 +100,9 @@ def block_judge(case: Case, record: Record) -> Verdicts:
         "attention's answer is added to the normed rows; it is added to x": normed + attended + feed(normed + attended),
         "attention's answer takes the place of x; it is added to it": attended + feed(attended),
         "the feed-forward answer takes the place of x; it is added to it": feed(h),
-        "the feed-forward half is missing": h,
+        "the feed-forward answer is added to the normed rows; it is added to the sum": h * w["post_norm"] + feed(h),
+        "the feed-forward half is missing, or reads something else than the sum of x and attention's answer": h,
+        "attention's answer is never added to x": x + feed(attended),
     }
     wrong = diagnose(record.get("out"), h + feed(h), slips, "the result")
     if not wrong and item == "input untouched":

@@ -49,6 +49,7 @@ def norm_judge(case: Case, record: Record) -> Verdicts:
         "the mean is subtracted: that is LayerNorm, RMSNorm divides only": centred
         / (centred.pow(2).mean(-1, keepdim=True) + eps).sqrt()
         * weight,
+        "torch.std takes the mean away first; the root mean square does not": x / x.std(-1, keepdim=True) * weight,
         "eps stands outside the square root": x / (mean_square.sqrt() + eps) * weight,
         "eps is left out, so small rows grow too large and a row of zeros is 0 / 0": x / mean_square.sqrt() * weight,
         "the weight is not applied": x / (mean_square + eps).sqrt(),

@@ -68,11 +68,16 @@ def rotate_judge(case: Case, record: Record) -> Verdicts:
     angles = positions * theta**-exponents
     pairs = x.unflatten(-1, (half, 2)).transpose(-1, -2).flatten(-2)  # neighbours brought half a head apart
     neighbours = turned(pairs, angles).unflatten(-1, (2, half)).transpose(-1, -2).flatten(-2)
+    back = turned(x, angles).unflatten(-1, (2, half)).transpose(-1, -2).flatten(-2)
     rows = torch.arange(len(x)).double()[:, None, None]
     halved = case["positions"].to(case["x"].dtype).double()[:, None, None] * theta**-exponents
     one_head = torch.cat([turned(x[:, :1], angles), x[:, 1:]], dim=1)
     slips = {
         "neighbours (0, 1), (2, 3) are turned; this model's pairs lie half a head apart, (0, D/2)": neighbours,
+        "a and b are taken out as halves, which is right, and put back as neighbours: put them back as halves": back,
+        "a and b are put back as halves, which is right, and taken out as neighbours: take them out as halves": turned(
+            pairs, angles
+        ),
         "the rows are counted from 0; use the positions that are given": turned(x, rows * theta**-exponents),
         "only the first position is used; rows of several requests have positions of their own": turned(
             x, (rows + positions[0]) * theta**-exponents

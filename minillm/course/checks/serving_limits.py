@@ -105,11 +105,27 @@ def _decode(sentence: str):
             m, device = call["model"], call["device"]
             compute = 2 * m["parameters"] * call["batch"] / device["flops"]
             moved = m["parameters"] * m["size"] + answer["kv_per_token"] * call["context"] * call["batch"]
-            wanted = max(compute, moved / device["bandwidth"])
-            if abs(answer["decode_s"] - wanted) > 1e-3 * wanted:
-                yield f"decode_s: got {answer['decode_s']:,.4g} s, expected {wanted:,.4g} s: {sentence}"
+            wanted, got = max(compute, moved / device["bandwidth"]), answer["decode_s"]
+            if not _close(got, wanted):
+                slips = _decode_slips(compute, m["parameters"] * m["size"], moved, call["batch"], device["bandwidth"])
+                why = next((slip for slip, seconds in slips.items() if _close(got, seconds)), sentence)
+                yield f"decode_s: got {got:,.4g} s, expected {wanted:,.4g} s: {why}"
 
     return rule
+
+
+def _close(got: float, wanted: float) -> bool:
+    return abs(got - wanted) <= 1e-3 * wanted
+
+
+def _decode_slips(compute: float, weights: float, moved: float, batch: int, bandwidth: float) -> dict[str, float]:
+    """Sentence -> the seconds that this slip gives."""
+    return {
+        "arithmetic grows with the batch: each request needs its own 2 FLOPs per parameter": max(
+            compute / batch, moved / bandwidth
+        ),
+        "the weights are fetched once for the whole batch": max(compute, (moved + (batch - 1) * weights) / bandwidth),
+    }
 
 
 LIMIT_RULES = {
@@ -124,7 +140,7 @@ LIMIT_RULES = {
         lambda call, other: call["model"]["size"] / other["model"]["size"],
         "multiply by the bytes of one value, and do so once",
     ),
-    "weights first": _fits("the weights take their memory before any request does"),
+    "weights first": _fits("the weights, parameters x size bytes, take their memory before any request does"),
     "whole requests": _fits("nine tenths of a request are no request, and no answer is rounded up"),
     "does not fit": _fits("weights that do not fit leave room for no request, not for a negative number"),
     "ridge batch": _ridge("2 FLOPs per value and request take as long as reading the value"),

@@ -11,7 +11,6 @@ from minillm.course import mine
 from minillm.course.grader.exercises import exercise_names, load_tasks
 from minillm.course.grader.grade import Options, Report, grade, grade_folder
 from minillm.course.grader.limits import keep_secrets
-from minillm.course.grader.marks import Result
 from minillm.errors import GradeError
 
 COLUMNS = ("file", "exercise", "task", "score", "max_score", "message")
@@ -78,15 +77,11 @@ def for_gradescope(report: Report) -> dict:
                 "name": f"{result.task.id} {result.task.title}",
                 "score": result.score,
                 "max_score": result.points,
-                "output": message_of(result),
+                "output": "\n".join(result.told),
             }
             for result in report.results
         ],
     }
-
-
-def message_of(result: Result) -> str:
-    return result.message or "; ".join(f"{item}: {why}" for item, why in result.lost.items())
 
 
 def _show_text(report: Report, first: bool) -> None:
@@ -95,8 +90,7 @@ def _show_text(report: Report, first: bool) -> None:
     print(f"{report.file}: {report.exercise}, {report.score:g} of {report.max_score} points, seed {report.seed}")
     for result in report.results:
         print(f"  {result.task.id} {result.task.title}: {result.score:g} of {result.points}")
-        lost = [result.message] if result.message else [f"{item}: {why}" for item, why in result.lost.items()]
-        for line in lost:
+        for line in result.told:
             print(f"    {line}")
     for note in report.notes:
         print(f"  {note}")
@@ -111,5 +105,5 @@ def _show_csv(report: Report, first: bool) -> None:
     if report.error:
         writer.writerow([report.file, "", "", 0, 0, report.error])
     for result in report.results:
-        row = [report.file, report.exercise, result.task.id, result.score, result.points, message_of(result)]
+        row = [report.file, report.exercise, result.task.id, result.score, result.points, "; ".join(result.told)]
         writer.writerow(row)

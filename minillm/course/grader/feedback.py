@@ -51,8 +51,7 @@ def lines_of(result: Result) -> list[str]:
     head = f"{task.id} {task.title}: "
     if result.message:
         return [head + result.message]
-    lost = [f"  {item}: {diagnosis}" for item, diagnosis in result.lost.items()]
-    return [f"{head}{result.passed} of {len(task.items)} items", *lost]
+    return [f"{head}{result.passed} of {len(task.items)} items", *(f"  {line}" for line in result.told)]
 
 
 def _try_kernel(task: KernelTask, source: str, executed: list[str], package: str) -> Result:

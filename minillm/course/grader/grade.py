@@ -27,6 +27,9 @@ from minillm.course.grader.task import Case, Task
 from minillm.errors import GradeError, MinillmError
 
 DEVICE = "cpu"
+FRESH = (
+    "a name is missing: grading runs the cells from top to bottom in a new process, so what a task uses stands above it"
+)
 LEAST_SECONDS = 1.0  # for a cell, when those before it have used up the time
 
 
@@ -109,6 +112,8 @@ def grade(path: Path, options: Options | None = None, judging: threading.Lock | 
     with Learner(exercise, options.package, options.source, options.seconds, interpret) as learner:
         session = Session(learner, starters, seed, options.seconds, judging)
         results, notes = session.grade(cells, tasks)
+    if any("NameError" in diagnosis for result in results for diagnosis in result.items.values()):
+        notes.append(FRESH)
     return Report(path.name, exercise, results, notes, "", version, seed, learner.network, learner.printed)
 
 
@@ -168,7 +173,7 @@ class Session:
                 results[task.id] = fail(task, error) if error else self.judge(task, cell)
                 deadline = time.monotonic() + self.seconds
             elif error:
-                notes.append(f"cell {cell.number}: {error}")
+                notes.append(f"code cell {cell.number}: {error}")
         missing = "no cell starts with `# task: {}`"
         return [results.get(task.id) or fail(task, missing.format(task.id)) for task in tasks], notes
 

@@ -54,6 +54,21 @@ class Result:
     def lost(self) -> dict[str, str]:
         return {item: diagnosis for item, diagnosis in self.items.items() if diagnosis}
 
+    @property
+    def told(self) -> list[str]:
+        """What a learner reads: a line per lost item, each diagnosis spelled out once."""
+        if self.message:
+            return [self.message]
+        if len(self.items) > 1 and len(self.lost) == len(self.items) and len({*self.lost.values()}) == 1:
+            return [f"every item: {next(iter(self.lost.values()))}"]
+        first: dict[str, str] = {}
+        for item, diagnosis in self.lost.items():
+            first.setdefault(diagnosis, item)
+        return [
+            f"{item}: {diagnosis if first[diagnosis] == item else f'the same as {first[diagnosis]}'}"
+            for item, diagnosis in self.lost.items()
+        ]
+
 
 def drive_case(task: Task, obj: object, case: Case) -> Record | Failure:
     """Call the learner's object on one case, both as the other side of a wire sees them."""

@@ -45,11 +45,16 @@ class Task:
     hides: tuple[str, ...] = ()
 
 
+MISSING = "is None: is a `return` missing?"
+
+
 def difference(got: object, wanted: torch.Tensor, tolerance: float = 1e-4, name: str = "the result") -> str:
     """Why `got` is not `wanted`, as a sentence, or "" when it is: type, shape, NaN, then the largest difference.
 
     tolerance  of |got - wanted|, relative to 1 + |wanted|; integers and booleans must be equal
     """
+    if got is None:
+        return f"{name} {MISSING}"
     if not isinstance(got, torch.Tensor):
         return f"{name} is {type(got).__name__}, not a tensor"
     if got.shape != wanted.shape:
@@ -59,7 +64,8 @@ def difference(got: object, wanted: torch.Tensor, tolerance: float = 1e-4, name:
         return f"{name} differs at {wrong} of {wanted.numel()} places" if wrong else ""
     got, wanted = got.double(), wanted.double()
     if not torch.isfinite(got).eq(torch.isfinite(wanted)).all():
-        return f"{name} holds NaN or infinite values where finite ones belong, or the other way round"
+        more = (torch.isfinite(wanted) & ~torch.isfinite(got)).any()
+        return f"{name} holds NaN or infinity" if more else f"{name} is finite where infinity belongs"
     finite = torch.isfinite(wanted)
     error = ((got - wanted).abs() / (1 + wanted.abs()))[finite]
     if error.numel() and error.max() > tolerance:
