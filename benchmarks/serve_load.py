@@ -165,7 +165,7 @@ async def one_client(client, prompt: str, expected: str, leave_after: int | None
 
 
 async def ask(client, prompt: str, leave_after: int | None = None) -> dict:
-    """Stream one greedy answer; hang up after `leave_after` pieces. Raises ValueError for a stream without its end."""
+    """Stream one greedy answer; hang up after `leave_after` pieces. Raises ValueError for a stream that fails."""
     body = {"prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0, "ignore_eos": True, "stream": True}
     start, first, text, pieces = time.perf_counter(), None, "", 0
     async with client.stream("POST", "/v1/completions", json=body) as response:
@@ -175,7 +175,10 @@ async def ask(client, prompt: str, leave_after: int | None = None) -> dict:
                 end = time.perf_counter()
                 return {"text": text, "ttft_s": first - start, "tpot_s": [(end - first) / max(1, pieces - 1)]}
             if line:
-                text += json.loads(line.removeprefix("data: "))["choices"][0]["text"]
+                data = json.loads(line.removeprefix("data: "))
+                if "error" in data:  # the status line was 200, long before
+                    raise ValueError(data["error"]["message"])
+                text += data["choices"][0]["text"]
                 first, pieces = first or time.perf_counter(), pieces + 1
                 if pieces == leave_after:
                     return {"text": text, "ttft_s": first - start, "tpot_s": []}

@@ -94,8 +94,11 @@ def largest_batch(config: ModelConfig, memory: float, context: int, **how) -> in
 def largest_context(config: ModelConfig, memory: float, batch: int = 1, **how) -> int:
     """Longest context that `batch` sequences can have in `memory` bytes; `how` as in `estimate`, but nothing reserved.
 
-    The model may have been trained for fewer: see `max_position_embeddings`.
+    The model may have been trained for fewer: see `max_position_embeddings`. Raises ConfigError for a batch of none,
+    which any context would fit.
     """
+    if batch < 1:
+        raise ConfigError(f"batch={batch} has no longest context; give 1 or more")
     return _largest(lambda context: estimate(config, [context] * batch, **how).total <= memory)
 
 

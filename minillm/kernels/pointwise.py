@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from minillm.kernels.launch import LaunchRow
 
-POINTERS = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32"}
-
 
 def pointwise_row(
     kernel: str,

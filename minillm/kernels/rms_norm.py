@@ -11,8 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from minillm.kernels.launch import LaunchRow
-from minillm.kernels.pointwise import POINTERS, pointwise_row
+from minillm.kernels.launch import POINTERS, LaunchRow
+from minillm.kernels.pointwise import pointwise_row
 
 ROW_SIZES = (1024, 4096)  # hidden sizes, rounded up, that the compile report covers: a model of 135M and one of 8B
 

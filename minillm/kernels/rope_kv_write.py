@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 
 from minillm.errors import ShapeError
-from minillm.kernels.launch import LaunchRow
-from minillm.kernels.pointwise import POINTERS, pointwise_row
+from minillm.kernels.launch import POINTERS, LaunchRow
+from minillm.kernels.pointwise import pointwise_row
 from minillm.norm import RMSNorm
 
 HEADS = 8  # heads of one program

@@ -11,8 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from minillm.kernels.launch import LaunchRow
-from minillm.kernels.pointwise import POINTERS, pointwise_row
+from minillm.kernels.launch import POINTERS, LaunchRow
+from minillm.kernels.pointwise import pointwise_row
 
 BLOCK = 1024  # columns of one program
 NUM_WARPS = 4  # 8 values per thread: one 16-byte load of half-precision numbers

@@ -107,3 +107,8 @@ def test_the_largest_context_fits_and_one_token_more_does_not(naive):
 def test_a_model_that_does_not_fit_leaves_room_for_nothing():
     t4 = find_device("T4").memory
     assert memory.largest_batch(CONFIGS["8b"], t4, 1) == memory.largest_context(CONFIGS["8b"], t4) == 0
+
+
+def test_a_batch_of_none_has_no_longest_context():
+    with pytest.raises(ConfigError, match="batch=0"):
+        memory.largest_context(CONFIGS["8b"], 1e12, batch=0)

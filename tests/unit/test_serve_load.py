@@ -2,9 +2,10 @@
 
 import asyncio
 
+import httpx
 import pytest
 
-from benchmarks.serve_load import LOADS, measure, server
+from benchmarks.serve_load import LOADS, Phase, measure, one_client, server
 
 
 @pytest.fixture(scope="module")
@@ -25,3 +26,25 @@ def test_no_answer_is_lost_or_mixed_up(result):
 def test_overload_is_refused_and_leaves_no_block_behind(result):
     assert result["loads"][-1]["refused"] > 0
     assert [phase["blocks_left"] for phase in result["loads"]] == [0, 0, 0]
+
+
+PIECE = 'data: {"choices": [{"text": "a"}]}\n\n'
+ENDINGS = {
+    "an error event": ('data: {"error": {"message": "the step failed"}}\n\n', "failed"),
+    "a cut stream": ("", "failed"),
+    "another answer": ("data: [DONE]\n\n", "mixed_up"),
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_an_answer_that_goes_wrong_after_its_status_is_counted(ending):
+    text, counted = ENDINGS[ending]
+
+    async def ask():
+        transport = httpx.MockTransport(lambda request: httpx.Response(200, text=PIECE + text))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            await one_client(client, "prompt", "ab", None, phase)
+
+    phase = Phase(1.0, 1.0)
+    asyncio.run(ask())
+    assert getattr(phase, counted) == 1 and phase.failed + phase.mixed_up == 1
