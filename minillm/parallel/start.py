@@ -50,7 +50,12 @@ def open_ranks(
         others.kill()
         raise
     whose = "processes started here" if others.local else "processes of torchrun"
-    return driver, cache, why, f"{size} over {ranks.backend}: {whose}, each with 1/{size} of every layer"
+    return (
+        driver,
+        cache,
+        why,
+        f"{size} over {ranks.backend}: {whose}, each with 1/{size} of every layer; bytes are rank 0's",
+    )
 
 
 def run_rank(

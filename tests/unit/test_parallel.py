@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partialmethod
 
 import httpx
 import psutil
@@ -182,6 +183,16 @@ def test_a_rank_that_dies_in_the_middle_of_a_step_is_an_error_long_before_the_ti
             tokens(llm, prompts)
 
 
+def test_a_rank_that_hangs_is_an_error_when_the_time_of_a_step_is_over(prompts, monkeypatch):
+    monkeypatch.setattr(start.Ranks, "connect", partialmethod(start.Ranks.connect, timeout_s=1))
+    with open_two() as llm:
+        child = child_of(llm)
+        child.send_signal(signal.SIGSTOP)
+        with pytest.raises(RankError, match="[Tt]imed out"):
+            tokens(llm, prompts)
+        assert child.returncode == -signal.SIGKILL
+
+
 def test_an_error_of_rank_0_in_the_middle_of_a_step_ends_the_others(prompts, monkeypatch):
     with open_two() as llm:
         child = child_of(llm)
@@ -310,7 +321,7 @@ def test_a_server_that_lost_a_rank_tells_its_callers_and_is_no_longer_healthy():
         assert running.http.get("/health").status_code == 503
 
 
-def test_torchrun_serves_from_rank_0_alone():
+def test_torchrun_serves_from_rank_0_alone_and_ends_when_a_rank_dies():
     """All processes get the same port; a second listener there would fail and end them all."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -326,9 +337,14 @@ def test_torchrun_serves_from_rank_0_alone():
         until(lambda: server.poll() is None and _answers(port), "the server never came up")
         answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=WAIT_S)
         assert answer.json()["usage"]["completion_tokens"] == 3
-    finally:
-        server.terminate()
+        (follower,) = (p for p in psutil.Process(server.pid).children() if p.environ().get("RANK") == "1")
+        follower.kill()
         server.communicate(timeout=WAIT_S)
+        assert server.returncode != 0 and not _answers(port)
+    finally:
+        if server.poll() is None:
+            server.terminate()
+            server.communicate(timeout=WAIT_S)
 
 
 def _answers(port):
