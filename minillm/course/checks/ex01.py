@@ -177,7 +177,7 @@ def stream_judge(case: Case, record: Record) -> Verdicts:
     texts = [[piece.encode("latin-1") for piece in text] for text in case["texts"]]
     shown = record.get("shown")
     if not _are_texts(shown, texts):
-        return {item: f"push and flush have to return a str each time, not {show(shown)}"}
+        return {item: f"push and flush have to return a str each time, not {_first_other(shown)}"}
     wanted = [in_pieces(text) for text in texts]
     if shown == wanted or (item not in BY_PIECE and [*map("".join, shown)] == [*map("".join, wanted)]):
         return {item: ""}
@@ -200,6 +200,11 @@ def _are_texts(shown: object, texts: Sequence[Sequence[bytes]]) -> bool:
         and [len(s) if isinstance(s, list) else -1 for s in shown] == [len(text) + 1 for text in texts]
         and all(isinstance(piece, str) for s in shown for piece in s)
     )
+
+
+def _first_other(shown: object) -> str:
+    pieces = [piece for text in shown if isinstance(text, list) for piece in text] if isinstance(shown, list) else []
+    return next((type(piece).__name__ for piece in pieces if not isinstance(piece, str)), show(shown))
 
 
 def in_pieces(pieces: Sequence[bytes]) -> list[str]:
