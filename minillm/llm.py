@@ -49,7 +49,9 @@ class LLM:
     model      a name, a folder, a .gguf file, or random:<size>, see minillm/checkpoint/
     **options  fields of EngineConfig
 
-    Raises ConfigError for options, CheckpointError for the model's files.
+    Raises ConfigError for options, CheckpointError for the model's files, RankError when a rank does not start. With
+    tensor_parallel_size=N the other ranks are processes that end with this object; under torchrun they are those of
+    torchrun, and there only rank 0 comes back from this call, the others end with SystemExit when it closes its LLM.
     `config`, `reasons` (what was chosen and why) and `default_sampling_params` are there to be read.
     """
 

@@ -112,12 +112,13 @@ class Children(Others):
     def __init__(self, size: int):
         super().__init__(None, 0, size, 0)
         self.processes: dict[int, subprocess.Popen] = {}
+        self.threads = torch.get_num_threads()
+        self.folder: str | None = None  # where the ranks meet, while there are any
 
     def start(self, config: EngineConfig) -> None:
         """Start them; they find everything else themselves, as this process does."""
         self.folder = tempfile.mkdtemp(prefix="minillm-ranks-")  # nobody else's: mode 0700
         self.store = dist.FileStore(os.path.join(self.folder, "store"), -1)
-        self.threads = torch.get_num_threads()
         share = max(1, self.threads // self.size)
         torch.set_num_threads(share)
         root = str(Path(minillm.__file__).parents[1])
@@ -128,6 +129,7 @@ class Children(Others):
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "minillm.parallel.worker"],
                 stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment,
+                process_group=0,  # Ctrl-C in the terminal reaches this process alone, which decides
             )  # fmt: skip
             self.processes[rank] = process
             process.stdin.write(json.dumps(task, default=str).encode() + b"\n")
@@ -158,10 +160,11 @@ class Children(Others):
         for process in self.processes.values():
             process.wait()
             process.stdin.close()
-        if self.processes:
+        self.processes = {}
+        if self.folder is not None:
             torch.set_num_threads(self.threads)
             shutil.rmtree(self.folder, ignore_errors=True)
-        self.processes = {}
+            self.folder = None
 
 
 def find_others(size: int) -> Torchrun | Children:

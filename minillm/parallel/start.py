@@ -37,8 +37,8 @@ def open_ranks(
     check_split(checkpoint.config, size)
     others = find_others(size)
     check_device(device, size if others.local else others.local_rank + 1)
-    others.start(config)
     try:
+        others.start(config)
         with others.noting_failure():
             if others.rank > 0:
                 run_rank(others, config, checkpoint, dtype, device)

@@ -1,7 +1,7 @@
 """A rank above 0 as a child process: `python -m minillm.parallel.worker`, started by processes.py only.
 
 Its standard input holds one line of JSON, the task, and then nothing until the parent ends: the system closes it
-even if the parent is killed, and this process ends with it. Ctrl-C is the parent's business.
+even if the parent is killed, and this process ends with it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import sys
 import threading
 
@@ -23,7 +22,6 @@ from minillm.resources import choose_device, choose_dtype
 
 
 def main() -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     task = json.loads(sys.stdin.readline())
     threading.Thread(target=end_with_parent, args=[task["folder"]], daemon=True).start()
 

@@ -216,9 +216,10 @@ while True:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_no_rank_outlives_the_process_that_started_it(how):
-    parent = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    pipe = subprocess.PIPE
+    parent = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=pipe, stderr=pipe, process_group=0)
     child, folder = parent.stdout.readline().decode().split()
-    parent.send_signal(how)
+    os.killpg(parent.pid, how)  # as a terminal sends Ctrl-C, to all of a group
     _, errors = parent.communicate(timeout=WAIT_S)
     assert parent.returncode == -how and (how == signal.SIGKILL or b"KeyboardInterrupt" in errors)
     deadline = time.monotonic() + WAIT_S
@@ -252,6 +253,16 @@ def test_another_number_of_processes_than_torchrun_started_is_refused(starts_not
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match="torchrun started 3 processes and tensor_parallel_size=2"):
         open_two()
+
+
+def test_nothing_is_left_when_a_process_cannot_be_started(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    made = []
+    mkdtemp = processes.tempfile.mkdtemp
+    monkeypatch.setattr(processes.tempfile, "mkdtemp", lambda **how: made.append(mkdtemp(**how)) or made[-1])
+    with pytest.raises(FileNotFoundError):
+        open_two()
+    assert len(made) == 1 and not os.path.exists(made[0])
 
 
 def test_each_rank_needs_a_gpu_of_its_own(monkeypatch):
