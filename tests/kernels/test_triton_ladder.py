@@ -5,15 +5,21 @@ be equal.
 """
 
 import pytest
-import torch
 
-from minillm.batch import Batch
 from minillm.checkpoint import load
 from minillm.config import SamplingParams
-from minillm.kv_cache import KVCache
 from minillm.model import Transformer
 from tests.tolerances import LOGITS_FP32
-from tests.unit.engines import B, attention, make_engine, random_prompts, run, whole
+from tests.unit.engines import (
+    B,
+    chunked_logits,
+    make_engine,
+    note_preemptions,
+    random_prompts,
+    recomputed,
+    run,
+    whole,
+)
 
 LENGTHS = [1, B - 1, B, B + 1, 2 * B, 53]
 NEW = 6
@@ -30,13 +36,7 @@ def family(request):
 def solo(family, session_seed):
     """Prompts, and the tokens that recomputation without a cache gives for them."""
     prompts = random_prompts(family, LENGTHS, session_seed)
-    expected = []
-    for prompt in prompts:
-        tokens = list(prompt)
-        for _ in range(NEW):
-            tokens.append(int(whole(family, tokens)[-1].argmax()))
-        expected.append(tokens[len(prompt) :])
-    return prompts, expected
+    return prompts, [recomputed(family, prompt, NEW) for prompt in prompts]
 
 
 def test_cached_generation_equals_recomputing_everything(family, solo):
@@ -61,17 +61,7 @@ def test_chunked_prefill_equals_one_shot(family, solo, chunk):
 def test_chunked_logits_equal_one_shot_logits(family, session_seed, chunk):
     (tokens,) = random_prompts(family, [61], session_seed + 1)
     expected = whole(family, tokens)
-    checkpoint, model = family
-    cache = KVCache(checkpoint.config, 4, B)
-    for tensor in cache.tensors:
-        tensor.fill_(float("nan"))
-    rows = []
-    with torch.inference_mode():
-        for start in range(0, len(tokens), chunk):
-            piece = tokens[start : start + chunk]
-            batch = Batch.build([piece], [start + len(piece)], [[2, 0, 3, 1]], B)
-            rows.append(model.lm_head(model.hidden(batch, cache, attention("triton"))))
-    difference = (torch.cat(rows) - expected).abs().max() / expected.abs().max()
+    difference = (chunked_logits(family, tokens, "triton", chunk) - expected).abs().max() / expected.abs().max()
     assert difference < LOGITS_FP32
 
 
@@ -99,8 +89,6 @@ def test_a_prefix_hit_equals_a_cold_run(family, solo):
 def test_preempted_equals_not_preempted(family, solo):
     prompts, expected = solo
     engine = make_engine(family, "triton", num_blocks=5)
-    preempted = []
-    schedule = engine.scheduler.schedule
-    engine.scheduler.schedule = lambda now: preempted.extend((step := schedule(now)).preempted) or step
+    preempted = note_preemptions(engine)
     assert run(engine, prompts, GREEDY) == expected
     assert preempted, "the pool was meant to be too small"

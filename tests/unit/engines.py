@@ -70,3 +70,33 @@ def whole(parts, tokens, body="naive"):
     batch = Batch.build([tokens], [len(tokens)], [list(range(cache.num_blocks))], B)
     with torch.inference_mode():
         return model.lm_head(model.hidden(batch, cache, attention(body)))
+
+
+def recomputed(parts, prompt, n=NEW):
+    """The bottom of every ladder: n greedy tokens, for each of them the whole sequence run again without a cache."""
+    tokens = list(prompt)
+    for _ in range(n):
+        tokens.append(int(whole(parts, tokens)[-1].argmax()))
+    return tokens[len(prompt) :]
+
+
+def chunked_logits(parts, tokens, body, chunk):
+    """Logits of every row, computed in chunks over pages out of order that were NaN before: [n, V]. At most 64 rows."""
+    checkpoint, model = parts
+    cache = KVCache(checkpoint.config, 4, B)
+    for tensor in cache.tensors:
+        tensor.fill_(float("nan"))
+    rows = []
+    with torch.inference_mode():
+        for start in range(0, len(tokens), chunk):
+            piece = tokens[start : start + chunk]
+            batch = Batch.build([piece], [start + len(piece)], [[2, 0, 3, 1]], B)
+            rows.append(model.lm_head(model.hidden(batch, cache, attention(body))))
+    return torch.cat(rows)
+
+
+def note_preemptions(engine):
+    """A list to which every request is added that the engine preempts from now on."""
+    preempted, schedule = [], engine.scheduler.schedule
+    engine.scheduler.schedule = lambda now: preempted.extend((step := schedule(now)).preempted) or step
+    return preempted

@@ -5,15 +5,24 @@ whole sequence recomputed for every token, no cache, naive attention. fp32, so t
 """
 
 import pytest
-import torch
 
-from minillm.batch import Batch
 from minillm.checkpoint import load
 from minillm.config import SamplingParams
-from minillm.kv_cache import KVCache
 from minillm.model import Transformer
 from tests.tolerances import LOGITS_FP32
-from tests.unit.engines import GREEDY, MAX_LEN, NEW, B, attention, make_engine, random_prompts, run, whole
+from tests.unit.engines import (
+    GREEDY,
+    MAX_LEN,
+    NEW,
+    B,
+    chunked_logits,
+    make_engine,
+    note_preemptions,
+    random_prompts,
+    recomputed,
+    run,
+    whole,
+)
 
 LENGTHS = [1, B - 1, B, B + 1, 2 * B - 1, 2 * B, 2 * B + 1, 53]
 FAMILIES = ["random:tiny", "random:tiny-mistral", "random:tiny-qwen2", "random:tiny-qwen3"]
@@ -26,14 +35,6 @@ def family(request):
     checkpoint = load(request.param)
     model = Transformer(checkpoint.config, checkpoint.weights)
     return checkpoint, model
-
-
-def recomputed(parts, prompt, n=NEW):
-    """The bottom of the ladder: for every new token run the whole sequence again without a cache."""
-    tokens = list(prompt)
-    for _ in range(n):
-        tokens.append(int(whole(parts, tokens)[-1].argmax()))
-    return tokens[len(prompt) :]
 
 
 @pytest.fixture(scope="module")
@@ -67,18 +68,7 @@ def test_chunked_prefill_equals_one_shot(family, solo, chunk):
 def test_chunked_logits_equal_one_shot_logits(family, session_seed, body, chunk):
     (tokens,) = random_prompts(family, [61], session_seed + 1)
     expected = whole(family, tokens)
-    checkpoint, model = family
-    cache = KVCache(checkpoint.config, 4, B)
-    for tensor in cache.tensors:
-        tensor.fill_(float("nan"))
-    table = [2, 0, 3, 1]
-    rows = []
-    with torch.inference_mode():
-        for start in range(0, len(tokens), chunk):
-            piece = tokens[start : start + chunk]
-            batch = Batch.build([piece], [start + len(piece)], [table], B)
-            rows.append(model.lm_head(model.hidden(batch, cache, attention(body))))
-    difference = (torch.cat(rows) - expected).abs().max() / expected.abs().max()
+    difference = (chunked_logits(family, tokens, body, chunk) - expected).abs().max() / expected.abs().max()
     assert difference < LOGITS_FP32
 
 
@@ -117,9 +107,7 @@ def test_prompts_that_share_a_prefix_equal_their_cold_runs(tiny, session_seed):
 def test_preempted_equals_not_preempted(family, solo, num_blocks):
     prompts, expected = solo
     engine = make_engine(family, num_blocks=num_blocks)
-    preempted = []
-    schedule = engine.scheduler.schedule
-    engine.scheduler.schedule = lambda now: preempted.extend((step := schedule(now)).preempted) or step
+    preempted = note_preemptions(engine)
     assert run(engine, prompts) == expected
     assert preempted, "the pool was meant to be too small"
 
