@@ -53,6 +53,7 @@ COLUMNS = {
     "choice ms": (".2f", "choosing the keys of one layer, part of what follows"),
     "attention x": (".2f", "time of one layer's attention as a multiple of dense attention's, this machine"),
     "TTFT x": (".2f", "time to the first token of the text through the engine, as a multiple of dense"),
+    "from-to": ("", "lowest and highest TTFT x of the rounds"),
 }
 LEDGER = Ledger(
     invariant="each method is exact over the keys it keeps, and with a whole budget it is dense attention",
@@ -72,8 +73,8 @@ def compare(llm, quick: bool = False) -> Comparison:
 
 
 @torch.inference_mode()
-def measure(llm, methods: tuple[str, ...], limit: int, repeats: int, copies: int = 1) -> Comparison:
-    """`compare` with other methods; `limit` tokens of the text at most, for times repeated `copies` times.
+def measure(llm, methods: tuple[str, ...], limit: int, repeats: int, timed: int | None = None) -> Comparison:
+    """`compare` with other methods, on the text's first `limit` tokens; times on `timed` tokens, the text repeated.
 
     Raises ConfigError when the engine itself was opened with a sparse method.
     """
@@ -81,7 +82,8 @@ def measure(llm, methods: tuple[str, ...], limit: int, repeats: int, copies: int
     if "as asked: prefill" in llm.reasons["attention"]:
         raise ConfigError(f"attention={llm.config.attention!r} is sparse; compare with a dense body, such as 'auto'")
     text = TEXT.read_text(encoding="utf-8").strip()
-    ids = llm.tokenizer.encode(text)[: min(limit, llm.max_model_len - 1)]
+    whole = llm.tokenizer.encode(text)
+    ids = whole[: min(limit, llm.max_model_len - 1)]
     bodies = {"dense": llm.engine.attend}
     bodies |= {name: choose_attention(model.device, model.dtype, name)[0] for name in methods}
 
@@ -93,20 +95,24 @@ def measure(llm, methods: tuple[str, ...], limit: int, repeats: int, copies: int
         rows[name]["perplexity"] = perplexity(model, ids, attend)
         rows[name]["needles"] = needles(llm, text, attend, min(limit, llm.max_model_len))
 
-    timed = (ids * copies)[: llm.max_model_len - 1]
-    attention = in_turns({name: attention_clock(look, attend) for name, attend in bodies.items()}, repeats)
-    ttft = in_turns({name: ttft_clock(llm, timed, attend) for name, attend in bodies.items()}, repeats)
+    long = (whole * (1 + (timed or 0) // len(whole)))[:timed] if timed else ids
+    inputs = Keep(llm.engine.attend, layer=model.config.num_hidden_layers // 2)
+    forward(model, long, inputs)
+    attention = in_turns({name: attention_clock(inputs.kept, attend) for name, attend in bodies.items()}, repeats)
+    ttft = in_turns({name: ttft_clock(llm, long, attend) for name, attend in bodies.items()}, repeats)
     for name, row in rows.items():
         row["attention x"] = ratio(attention[name], attention["dense"])
         row["TTFT x"] = ratio(ttft[name], ttft["dense"])
+        by_round = [ours / dense for ours, dense in zip(ttft[name], ttft["dense"], strict=True)]
+        row["from-to"] = f"{min(by_round):.2f}-{max(by_round):.2f}"
     for name in methods:
-        rows[name]["choice ms"] = 1e3 * look.seconds_to_choose(parse(name), repeats)
+        rows[name]["choice ms"] = 1e3 * seconds_to_choose(parse(name), inputs.kept, repeats)
     setting = {
         "model": llm.model_name,
         "dtype": str(model.dtype).removeprefix("torch."),
         "device": str(model.device),
         "tokens": len(ids),
-        "tokens timed": len(timed),
+        "tokens timed": len(long),
         "repeats": repeats,
         "dense attention ms": round(1e3 * statistics.median(attention["dense"]), 2),
         "dense TTFT ms": round(1e3 * statistics.median(ttft["dense"]), 1),
@@ -123,7 +129,8 @@ def note(row: dict) -> str:
         words = "beats random keys, but not beside the same first and own key,"
     else:
         words = "beats random keys, also beside the same first and own key,"
-    speed = "sooner than" if row["TTFT x"] < 0.95 else "later than" if row["TTFT x"] > 1.05 else "at the time of"
+    low, high = map(float, row["from-to"].split("-"))
+    speed = "sooner than" if high < 1 else "later than" if low > 1 else "in some rounds sooner, in others later than"
     return f"{row['name']} {words} in attention mass; its first token comes {speed} dense attention's here"
 
 
@@ -135,11 +142,9 @@ class Look:
     dense: Callable
     found: list[list[dict]] = field(default_factory=list)  # by layer, then by method
     layer: int = 0
-    inputs: tuple = ()  # of the last layer that was looked at
 
     def __call__(self, q, k, v, kv_layer, batch) -> torch.Tensor:
         if self.layer % EVERY == 0:
-            self.inputs = (q.clone(), k.clone(), v.clone(), kv_layer, batch)
             p = naive.probabilities(q, k, kv_layer.window)  # [H, n, n]
             self.found.append([kept_attention(p, v, seen_keys(m, q, k, kv_layer.window)) for m in self.methods])
         self.layer += 1
@@ -150,11 +155,21 @@ class Look:
         by_method = zip(*self.found, strict=True)
         return [{key: statistics.fmean(row[key] for row in rows) for key in rows[0]} for rows in by_method]
 
-    def seconds_to_choose(self, options: Sparse, repeats: int) -> float:
-        q, k, _, kv_layer, _ = self.inputs
-        choose = choosing(options)
-        seconds = [clocked(lambda: choose(q, k, kv_layer.window), q.device) for _ in range(repeats + 1)]
-        return statistics.median(seconds[1:])
+
+@dataclass
+class Keep:
+    """An attention body that keeps what one layer is called with."""
+
+    dense: Callable
+    layer: int
+    calls: int = 0
+    kept: tuple = ()
+
+    def __call__(self, q, k, v, kv_layer, batch) -> torch.Tensor:
+        if self.calls == self.layer:
+            self.kept = (q.clone(), k.clone(), v.clone(), kv_layer, batch)
+        self.calls += 1
+        return self.dense(q, k, v, kv_layer, batch)
 
 
 def kept_attention(p: torch.Tensor, v: torch.Tensor, seen: torch.Tensor) -> dict:
@@ -213,9 +228,19 @@ def _hide(paragraphs: list[str], fact: str, depth: float) -> list[str]:
     return [*paragraphs[:at], fact, *paragraphs[at:]]
 
 
-def attention_clock(look: Look, attend: Callable) -> Callable[[], float]:
+def attention_clock(inputs: tuple, attend: Callable) -> Callable[[], float]:
     """Seconds of one layer's attention on the model's own q, k and v."""
-    return lambda: clocked(lambda: attend(*look.inputs), look.inputs[0].device)
+    return lambda: clocked(lambda: attend(*inputs), inputs[0].device)
+
+
+def seconds_to_choose(options: Sparse, inputs: tuple, repeats: int) -> float:
+    """The choice of keys alone, a part of the time of attention; 0 for a window."""
+    q, k, _, kv_layer, _ = inputs
+    choose = choosing(options)
+    if choose is None:
+        return 0.0
+    seconds = [clocked(lambda: choose(q, k, kv_layer.window), q.device) for _ in range(repeats + 1)]
+    return statistics.median(seconds[1:])
 
 
 def ttft_clock(llm, ids: list[int], attend: Callable) -> Callable[[], float]:

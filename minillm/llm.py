@@ -34,6 +34,7 @@ from minillm.request import Request
 from minillm.resources import choose_device, choose_dtype, choose_max_model_len, choose_num_blocks
 from minillm.sampler import Sampler
 from minillm.scheduler import make_scheduler
+from minillm.sparse_options import check_model
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ class LLM:
         attend, self.reasons["attention"] = choose_attention(device, dtype, config.attention)
 
         checkpoint = load(config.model, seed=config.seed)
+        check_model(config.attention, checkpoint.config.sliding_window)
         self.model_name = checkpoint.name
         self.tokenizer = checkpoint.tokenizer
         self.default_sampling_params = SamplingParams(**{"temperature": 0.0, **checkpoint.generation})

@@ -136,6 +136,13 @@ def parse(text: str) -> Sparse:
     return method(**given)
 
 
+def check_model(text: str, sliding_window: int | None) -> None:
+    """Raise ConfigError when this value of `attention` would change nothing in a model with this window, or none."""
+    method = parse(text) if is_sparse(text) else None
+    if isinstance(method, SlidingWindow) and method.window is None and sliding_window is None:
+        raise ConfigError(f"attention={text!r} adds sinks to the model's own window, and this model has none; give one")
+
+
 def _number(text: str, key: str, value: str) -> int | float:
     if re.fullmatch(r"[+-]?\d+", value):
         return int(value)

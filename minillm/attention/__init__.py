@@ -14,7 +14,7 @@ last `window` when the layer has one. A row that sees no key gives 0 and LSE -in
 
 Bodies, from the plainest to the fastest: `naive` builds the n x n matrix and is the oracle; `flash` is
 the tiled online softmax in PyTorch; `sdpa` calls the library; `cpu` is the default on processors, `triton`
-on GPUs.
+on GPUs. `sparse/` reads a part of the keys: sliding windows, dynamic blocks, LSH.
 """
 
 from minillm.attention.choose import choose_attention

@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 
+from minillm import LLM
 from minillm.attention import choose_attention
 from minillm.config import EngineConfig
 from minillm.errors import ConfigError
@@ -106,6 +107,13 @@ def test_the_reason_names_every_option_and_what_decodes(text):
     assert "decode" in reason and "cpu" in reason
     for field in dataclasses.fields(parse(text)):
         assert getattr(parse(text), field.name) is None or f"{field.name}=" in reason
+
+
+def test_sinks_alone_need_a_model_with_a_window():
+    with pytest.raises(ConfigError, match="this model has none; give one"):
+        LLM("random:tiny", attention="sliding_window(sinks=4)")
+    with LLM("random:tiny-mistral", attention="sliding_window(sinks=4)") as llm:
+        assert llm.reasons["attention"].startswith("sliding_window(sinks=4), as asked")
 
 
 def test_doctor_prints_the_method_from_the_command_line():

@@ -52,9 +52,9 @@ def seen_keys(options: Sparse, q: torch.Tensor, k: torch.Tensor, own_window: int
     return _method(options).seen_keys(q, k, own_window)
 
 
-def choosing(options: Sparse) -> Callable:
-    """(q, k, window) -> the choice alone, without the attention over it: for measuring. A window chooses nothing."""
-    return (lambda q, k, window: None) if isinstance(options, SlidingWindow) else _method(options).choose
+def choosing(options: Sparse) -> Callable | None:
+    """(q, k, window) -> the choice alone, without the attention over it; None for a window, which chooses nothing."""
+    return None if isinstance(options, SlidingWindow) else _method(options).choose
 
 
 def _method(options: DynamicBlocks | LSH) -> DynamicBlockAttention | LSHAttention:

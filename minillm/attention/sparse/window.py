@@ -19,9 +19,6 @@ from minillm.batch import Batch
 from minillm.kv_cache import KVLayer
 from minillm.sparse_options import SlidingWindow
 
-VALUES_AT_A_TIME = 2**22
-"""Of the sink keys that are copied once per row: 16 MiB in float32."""
-
 
 class WindowAttention:
     """A body of the contract, for prefill and decode alike: `dense` under a window, and the sinks merged in.
@@ -63,33 +60,42 @@ def add_sinks(
     out: torch.Tensor, lse: torch.Tensor, q: torch.Tensor, kv_layer: KVLayer, batch: Batch, sinks: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """out [T, H, D] and lse [T, H] with the first `sinks` keys of each request merged in where no window saw them."""
-    sinks = min(sinks, max(batch.context_lens))
-    device = q.device
-    kv_heads = kv_layer.k.shape[2]
-    keys = torch.arange(sinks, device=device)
+    keys = torch.arange(min(sinks, max(batch.context_lens)), device=q.device)
     blocks = batch.block_tables[:, keys // kv_layer.block_size].long()  # [B, sinks]
     slots = blocks * kv_layer.block_size + keys % kv_layer.block_size
-    requests = torch.repeat_interleave(
-        torch.arange(batch.num_requests), torch.tensor(batch.query_lens, dtype=torch.int64)
-    ).to(device)
-    seen = keys <= batch.positions[:, None] - kv_layer.window  # [T, sinks]; the others the window has seen
-    merged_out, merged_lse = torch.empty_like(out), torch.empty_like(lse)
-    piece = max(1, VALUES_AT_A_TIME // (sinks * kv_heads * q.shape[2]))
-    for rows in torch.arange(len(q), device=device).split(piece):
-        chosen = slots[requests[rows]]  # [m, sinks]
-        k, v = (pages.flatten(0, 1)[chosen].to(lse.dtype) for pages in (kv_layer.k, kv_layer.v))  # [m, sinks, Hkv, D]
-        grouped = q[rows].to(lse.dtype).unflatten(1, (kv_heads, -1))  # [m, Hkv, G, D]
-        scores = torch.einsum("mkgd,mskd->mkgs", grouped, k) / math.sqrt(q.shape[2])
-        scores = scores.masked_fill(~seen[rows][:, None, None], -math.inf).flatten(1, 2)  # [m, H, sinks]
-        total = torch.logaddexp(lse[rows], scores.logsumexp(-1))
-        base = total.masked_fill(total == -math.inf, 0.0)
-        weights = (scores - base[..., None]).exp().unflatten(1, (kv_heads, -1))
-        # A row that is not seen may hold anything, and 0 x NaN is NaN.
-        v = v.masked_fill(~seen[rows][..., None, None], 0.0)
-        mixed = torch.einsum("mkgs,mskd->mkgd", weights, v).flatten(1, 2)
-        merged_out[rows] = (out[rows] * (lse[rows] - base).exp()[..., None] + mixed).to(out.dtype)
-        merged_lse[rows] = total
-    return merged_out, merged_lse
+    out, lse = out.clone(), lse.clone()
+    singles, first = [], 0  # decodes are computed together, longer chunks one by one
+    for request, n in enumerate(batch.query_lens):
+        if n == 1:
+            singles.append((request, first))
+        elif n and batch.context_lens[request] > kv_layer.window:
+            rows = torch.arange(first, first + n, device=q.device)[None]
+            _add(out, lse, q, kv_layer, batch, keys, rows, slots[request : request + 1])
+        first += n
+    if singles:
+        requests, rows = torch.tensor(singles, device=q.device).unbind(1)
+        _add(out, lse, q, kv_layer, batch, keys, rows[:, None], slots[requests])
+    return out, lse
+
+
+def _add(out, lse, q, kv_layer: KVLayer, batch: Batch, keys, rows, slots) -> None:
+    """Merge in place: `rows` [R, m] of R requests, whose sinks `keys` [sinks] lie in the cache's `slots` [R, sinks]."""
+    groups = (kv_layer.k.shape[2], q.shape[1] // kv_layer.k.shape[2])  # Hkv, G
+    seen = keys <= batch.positions[rows][..., None] - kv_layer.window  # [R, m, sinks]; the window has seen the others
+    k, v = (pages.flatten(0, 1)[slots].to(lse.dtype).transpose(1, 2) for pages in (kv_layer.k, kv_layer.v))
+    # A sink that no row sees may not be written yet, and 0 x NaN is NaN.
+    v = v.masked_fill(~seen.any(1)[:, None, :, None], 0.0)  # [R, Hkv, sinks, D]
+    grouped = q[rows].to(lse.dtype).unflatten(2, groups).permute(0, 2, 3, 1, 4).flatten(2, 3)  # [R, Hkv, G x m, D]
+    scores = (grouped @ k.transpose(2, 3) / math.sqrt(q.shape[2])).unflatten(2, (groups[1], -1))
+    scores = scores.masked_fill(~seen[:, None, None], -math.inf)  # [R, Hkv, G, m, sinks]
+    before = lse[rows].unflatten(2, groups).permute(0, 2, 3, 1)  # [R, Hkv, G, m]
+    total = torch.logaddexp(before, scores.logsumexp(-1))
+    base = total.masked_fill(total == -math.inf, 0.0)
+    mixed = (scores - base[..., None]).exp().flatten(2, 3) @ v  # [R, Hkv, G x m, D]
+    mixed = mixed.unflatten(2, (groups[1], -1)).permute(0, 3, 1, 2, 4).flatten(2, 3)  # [R, m, H, D]
+    share = (before - base).exp().permute(0, 3, 1, 2).flatten(2, 3)  # [R, m, H]: of what the window gave
+    out[rows] = (out[rows] * share[..., None] + mixed).to(out.dtype)
+    lse[rows] = total.permute(0, 3, 1, 2).flatten(2, 3)
 
 
 def seen_keys(options: SlidingWindow, q: torch.Tensor, k: torch.Tensor, window: int | None = None) -> torch.Tensor:
