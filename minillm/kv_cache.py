@@ -36,15 +36,16 @@ class KVLayer:
         """Put k, v [T, Hkv, D] into the rows `slot_mapping` [T] (block id x block_size + row).
 
         Padding rows have slot -1, stand behind the others and are not written. Only a CPU looks whether there are
-        any: elsewhere that would wait for the device, so they write what the first row writes once more.
+        any: elsewhere that would wait for the device.
         """
+        write = copy_rows
         if slot_mapping.device.type != "cpu":
-            k, v, slot_mapping = without_padding(k, v, slot_mapping)
+            write = copy_rows_and_padding
         elif len(slot_mapping) and slot_mapping.numpy()[-1] < 0:
             slot_mapping = slot_mapping[slot_mapping >= 0]
             k, v = k[: len(slot_mapping)], v[: len(slot_mapping)]
-        self.k.flatten(0, 1).index_copy_(0, slot_mapping, k)
-        self.v.flatten(0, 1).index_copy_(0, slot_mapping, v)
+        write(self.k, k, slot_mapping)
+        write(self.v, v, slot_mapping)
 
     def gather(self, blocks: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The first `length` rows of a request whose blocks are `blocks`: two copies [length, Hkv, D]."""
@@ -54,13 +55,15 @@ class KVLayer:
         return k, v
 
 
-def without_padding(
-    k: torch.Tensor, v: torch.Tensor, slot_mapping: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """k, v [T, Hkv, D] and slots [T] in which rows of slot -1 repeat the first row, which has to be none of them."""
-    padding = slot_mapping < 0
-    k, v = (torch.where(padding[:, None, None], rows[:1], rows) for rows in (k, v))
-    return k, v, torch.where(padding, slot_mapping[:1], slot_mapping)
+def copy_rows(pages: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor) -> None:
+    """Rows [T, Hkv, D] into pages [P, block_size, Hkv, D]; no slot [T] is -1."""
+    pages.flatten(0, 1).index_copy_(0, slots, rows)
+
+
+def copy_rows_and_padding(pages: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor) -> None:
+    """The same where slots, but for the first one, may be -1: those rows go where the first one goes, before it."""
+    copy_rows(pages, rows, torch.where(slots < 0, slots[:1], slots))
+    copy_rows(pages, rows[:1], slots[:1])
 
 
 class KVCache:

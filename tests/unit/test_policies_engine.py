@@ -11,7 +11,7 @@ from minillm.batch import Batch
 from minillm.cli import main
 from minillm.config import SCHEDULING_POLICIES
 from minillm.errors import ConfigError, StepError
-from minillm.kv_cache import KVLayer, without_padding
+from minillm.kv_cache import KVLayer, copy_rows_and_padding
 from minillm.scheduler import SpeculativePrefillScheduler
 from tests.unit.engines import GREEDY, MAX_LEN, make_engine, random_prompts, run
 
@@ -70,16 +70,15 @@ def test_padding_rows_stand_behind_the_requests_like_fresh_prompts():
 
 def test_a_device_writes_the_same_pages_without_a_look_at_the_slots(session_seed):
     torch.manual_seed(session_seed)
-    k, v = torch.randn(2, 7, 2, 4)
-    slots = torch.tensor([*torch.randperm(12)[:4].tolist(), -1, -1, -1])
-    pages = torch.full((2, 3, 4, 2, 4), torch.nan)
-    wanted = pages.clone()
-    wanted[0].flatten(0, 1)[slots[:4]], wanted[1].flatten(0, 1)[slots[:4]] = k[:4], v[:4]
-    KVLayer(*pages).write(*without_padding(k, v, slots))
-    assert torch.equal(pages.nan_to_num(7), wanted.nan_to_num(7))
-    whole = without_padding(k[:4], v[:4], slots[:4])
-    assert all(map(torch.equal, whole, (k[:4], v[:4], slots[:4])))
-    KVLayer(*pages.to("meta")).write(k.to("meta"), v.to("meta"), slots.to("meta"))  # which has no values to look at
+    rows, slots = torch.randn(7, 2, 4), torch.tensor([*torch.randperm(12)[:4].tolist(), -1, -1, -1])
+    for count in (7, 4, 1):  # with padding, and without
+        pages = torch.full((3, 4, 2, 4), torch.nan)
+        wanted = pages.clone()
+        wanted.flatten(0, 1)[slots[: min(count, 4)]] = rows[: min(count, 4)]
+        copy_rows_and_padding(pages, rows[:count], slots[:count])
+        assert torch.equal(pages.nan_to_num(7), wanted.nan_to_num(7))
+    pages, rows, slots = pages.to("meta"), rows.to("meta"), slots.to("meta")  # no values to look at
+    KVLayer(pages, pages).write(rows, rows, slots)
 
 
 def longest_gap(tiny, policy, budget, seed):
