@@ -115,10 +115,14 @@ class Engine:
         self._check_open()
         if request.request_id in self._jobs:
             raise PromptError(f"request id {request.request_id!r} is already running; choose another")
-        self.scheduler.add(request)
         job = Job([])
-        self._jobs[request.request_id] = job
         self._enter(request, job)
+        self._jobs[request.request_id] = job  # complete and known before it is queued: Ctrl-C in here, abort finds it
+        try:
+            self.scheduler.add(request)
+        except MinillmError:
+            del self._jobs[request.request_id], self._job_of[request]
+            raise
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request and return its blocks at once. Gives what it has so far; None if it is not running."""

@@ -173,9 +173,9 @@ class LLM:
 
     def _stream(self, request: Request, profile: bool) -> Iterator[StreamChunk]:
         self.engine.profile = profile
-        self.engine.add(request)
         mailbox = self._mailboxes[request.request_id] = deque()
         try:
+            self.engine.add(request)
             while mailbox or self.engine.is_running(request.request_id):
                 if not mailbox:
                     self._step()

@@ -1,5 +1,7 @@
 """The engine's promises when things end early, fail, or are measured: random tiny model, real parts."""
 
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from minillm import LLM, SamplingParams
+from minillm.engine import Engine
 from minillm.errors import EngineClosedError, NumericsError, PromptError, QueueFullError, StepError
 from minillm.profiler import PART_NAMES
 from tests.unit.engines import GREEDY, make_engine, random_prompts, run
@@ -87,6 +90,32 @@ def test_a_keyboard_interrupt_frees_everything_and_the_engine_stays_usable(sessi
         assert all_blocks_are_free(llm.engine) and not llm.engine.has_work
         again = llm.generate([[1, 2, 3], [4, 5]], GREEDY, use_tqdm=False)
         assert [o.outputs[0].token_ids for o in again] == [o.outputs[0].token_ids for o in expected]
+
+
+def test_ctrl_c_at_any_line_of_adding_a_request_leaves_nothing_behind():
+    with LLM("random:tiny", dtype="float32") as llm:
+        adding = {f.__code__ for f in (Engine.add, Engine._enter, type(llm.engine.scheduler).add)}
+        for stop_at in range(1, 100):
+            lines = 0
+
+            def trace(frame, event, arg, stop_at=stop_at):
+                nonlocal lines
+                lines += event == "line"
+                if event == "line" and lines == stop_at:
+                    raise KeyboardInterrupt
+                return trace if frame.f_code in adding else None
+
+            before = sys.gettrace()
+            sys.settrace(trace)
+            try:
+                llm.generate([1, 2, 3], SamplingParams(max_tokens=1), use_tqdm=False)
+                break
+            except KeyboardInterrupt:
+                assert all_blocks_are_free(llm.engine)
+                assert not llm.engine.has_work and not llm.engine.scheduler.waiting
+            finally:
+                sys.settrace(before)
+        assert stop_at > 10 and lines < stop_at, "each line was interrupted once, and then none"
 
 
 def test_leaving_a_stream_early_frees_its_blocks():
