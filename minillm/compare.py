@@ -43,12 +43,12 @@ class Comparison:
 
     def lines(self) -> list[str]:
         """The comparison as text for a terminal."""
-        width = max(len(row["name"]) for row in self.rows)
         shown = [", ".join(f"{key} {value}" for key, value in self.setting.items()), ""]
-        shown.append(" " * width + "".join(f"{heading:>{self._width(heading)}}" for heading in self.columns))
-        for row in self.rows:
-            cells = (self._cell(heading, row[heading]) for heading in self.columns)
-            shown.append(f"{row['name']:<{width}}" + "".join(cells))
+        table = [["", *self.columns]] + [self._cells(row) for row in self.rows]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        for name, *cells in table:
+            cells = (f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
+            shown.append("  ".join([f"{name:<{widths[0]}}", *cells]))
         shown += ["", *(f"{heading}: {meaning}" for heading, (_, meaning) in self.columns.items()), "", *self.notes, ""]
         return shown + [f"{key}: {value}" for key, value in self._ledger().items()]
 
@@ -69,12 +69,9 @@ class Comparison:
         names = {"wins": "wins where", "loses": "loses where", "misleads": "could mislead"}
         return {names.get(key, key): value for key, value in asdict(self.ledger).items()}
 
-    def _width(self, heading: str) -> int:
-        return max(9, len(heading) + 2)
-
-    def _cell(self, heading: str, value) -> str:
-        text = "-" if value is None else format(value, self.columns[heading][0])
-        return f"{text:>{self._width(heading)}}"
+    def _cells(self, row: dict) -> list[str]:
+        shown = ("-" if row[key] is None else format(row[key], form) for key, (form, _) in self.columns.items())
+        return [row["name"], *shown]
 
 
 def compare(name: str, llm, quick: bool = False) -> Comparison:

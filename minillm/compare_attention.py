@@ -59,8 +59,8 @@ LEDGER = Ledger(
     invariant="each method is exact over the keys it keeps, and with a whole budget it is dense attention",
     wins="the prompt is several times longer than what is kept, and a kernel skips the rest (window: n W instead of "
     "n^2; decode reads W keys too)",
-    loses="prompts are short, the answer lies outside what is kept, or the choice costs more than it saves; in PyTorch "
-    "on a processor blocks pay for many small calls and LSH copies the keys of every row",
+    loses="prompts are short, the answer lies outside what is kept, or the choice costs more than it saves; LSH in "
+    "PyTorch copies the keys of every row and misses most of what untied queries look for",
     misleads="perplexity leans on near tokens and hides what needles show; attention's first key takes a large part "
     "of the mass, so compare with random+; one short text and one small model; attention x is not TTFT x",
 )
@@ -123,7 +123,9 @@ def measure(llm, methods: tuple[str, ...], limit: int, repeats: int, timed: int 
 
 def note(row: dict) -> str:
     """What a row of the table says, in words."""
-    if row["mass"] <= row["random"]:
+    if row["kept"] == 1:
+        words = "keeps every key"
+    elif row["mass"] <= row["random"]:
         words = "does not beat random keys"
     elif row["mass"] <= row["random+"]:
         words = "beats random keys, but not beside the same first and own key,"
@@ -131,7 +133,8 @@ def note(row: dict) -> str:
         words = "beats random keys, also beside the same first and own key,"
     low, high = map(float, row["from-to"].split("-"))
     speed = "sooner than" if high < 1 else "later than" if low > 1 else "in some rounds sooner, in others later than"
-    return f"{row['name']} {words} in attention mass; its first token comes {speed} dense attention's here"
+    words += "" if row["kept"] == 1 else " in attention mass"
+    return f"{row['name']} {words}; its first token comes {speed} dense attention's here"
 
 
 @dataclass

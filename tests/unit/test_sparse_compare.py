@@ -90,10 +90,11 @@ def test_needles_stand_in_the_prompt_behind_which_they_are_asked_for(llm, monkey
 
 
 def test_the_words_follow_the_figures():
-    row = {"name": "x", "mass": 0.5, "random": 0.6, "random+": 0.7, "from-to": "1.01-3.00"}
+    row = {"name": "x", "kept": 0.5, "mass": 0.5, "random": 0.6, "random+": 0.7, "from-to": "1.01-3.00"}
     assert note(row).startswith("x does not beat random keys in attention mass; its first token comes later")
     assert "but not beside" in note(row | {"random": 0.4})
     assert "also beside" in note(row | {"random": 0.3, "random+": 0.4})
+    assert note(row | {"kept": 1.0}).startswith("x keeps every key; its first")
     assert "comes sooner than" in note(row | {"from-to": "0.50-0.99"})
     assert "in some rounds" in note(row | {"from-to": "0.50-1.10"})
 
