@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
+import sys
 from pathlib import Path
 
 from minillm import LLM
@@ -31,7 +33,9 @@ def main() -> None:
         print("\n".join(once.lines()), "\n", flush=True)
         longer = measure(llm, LONG, limit=300, repeats=args.repeats, timed=3000)
         print("\n".join(longer.lines()), flush=True)
-    text = json.dumps({"text": once.as_dict(), "longer": longer.as_dict()})
+    text = json.dumps(
+        {"command": shlex.join(["python", *sys.argv]), "text": once.as_dict(), "longer": longer.as_dict()}
+    )
     if args.out:
         args.out.write_text(json.dumps(json.loads(text), indent=1) + "\n", encoding="utf-8")
     print(text)

@@ -111,6 +111,7 @@ def measure(llm, methods: tuple[str, ...], limit: int, repeats: int, timed: int 
         "model": llm.model_name,
         "dtype": str(model.dtype).removeprefix("torch."),
         "device": str(model.device),
+        "threads": torch.get_num_threads(),
         "tokens": len(ids),
         "tokens timed": len(long),
         "repeats": repeats,
