@@ -222,14 +222,14 @@ def test_inside_nothing_solved_nothing_is_and_nothing_stays():
 
 @pytest.mark.parametrize("history", [True, False], ids=["as in JupyterLab", "as in nbval"])
 def test_a_function_is_saved_with_its_imports_whether_the_kernel_keeps_history_or_not(history, tmp_path):
-    """nbval runs cells without history: then nothing stands in `In`."""
+    """nbval runs cells without history: then nothing stands in `In`. With it, a timed cell counts as well."""
     from jupyter_client.manager import start_new_kernel
 
     environment = {**os.environ, "MINILLM_MINE": str(tmp_path)}
     manager, client = start_new_kernel(kernel_name="python3", env=environment)
     try:
         use = f"from minillm.course.grader import check\ncheck('ex90.1', causal_mask, {PACKAGE!r})"
-        for cell in (IMPORTS, MASK, use):
+        for cell in (IMPORTS, ("%%time\n" if history else "") + MASK, use):
             reply = client.execute_interactive(
                 cell, store_history=history, timeout=60, output_hook=lambda message: None
             )

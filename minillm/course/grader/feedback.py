@@ -10,6 +10,7 @@ import inspect
 import linecache
 import textwrap
 from dataclasses import replace
+from itertools import zip_longest
 
 from minillm.course import mine
 from minillm.course.grader.cells import Cell, make_cell, source_of
@@ -81,7 +82,12 @@ def _executed_cells() -> list[str]:
     shell = get_ipython()
     if shell is None:
         return []
-    return [cell for cell in shell.user_ns.get("In", []) if cell] or _compiled_cells(shell)
+    typed = getattr(shell.history_manager, "input_hist_raw", [])  # as typed; in `In` a %%time cell is one call
+    ran = [
+        raw if raw.startswith(("%%time", "%%capture")) else cell
+        for cell, raw in zip_longest(shell.user_ns.get("In", []), typed, fillvalue="")
+    ]
+    return [cell for cell in ran if cell] or _compiled_cells(shell)
 
 
 def _compiled_cells(shell) -> list[str]:
