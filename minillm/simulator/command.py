@@ -159,9 +159,15 @@ def speculation(result: Simulation, plain: Simulation) -> dict:
 
 
 def write_events(path: str, result: Simulation) -> None:
-    """One step per line: start, end, scheduled [[request, tokens], ...], padding, preempted."""
+    """One step per line: start, end, scheduled [[request, tokens], ...], padding, preempted.
+
+    Raises ConfigError when the file cannot be written.
+    """
     lines = (json.dumps(asdict(event)) + "\n" for event in result.events)
-    Path(path).write_text("".join(lines), encoding="utf-8")
+    try:
+        Path(path).write_text("".join(lines), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--events {path} cannot be written: {error.strerror}") from error
 
 
 def table(rows: dict[str, dict], assumptions: dict, num_blocks: int) -> str:

@@ -8,6 +8,7 @@ begin with the same text, so the prefix cache works as it would on real tokens.
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Iterable, Iterator
 from math import log
@@ -134,8 +135,8 @@ def _parse(line: str, where: str) -> Arrival:
     lengths = (arrival.prompt_len, arrival.output_len, arrival.prefix_len or 0, arrival.priority)
     if not all(type(n) is int for n in lengths) or not isinstance(time, (int, float)):
         raise ConfigError(f"{where}: lengths and priority must be integers and arrival a number, got {line.strip()}")
-    if time < 0 or arrival.prompt_len < 1 or arrival.output_len < 1 or (arrival.prefix_len or 0) < 0:
-        raise ConfigError(f"{where}: arrival must not be negative and lengths at least 1, got {line.strip()}")
+    if not 0 <= time < math.inf or arrival.prompt_len < 1 or arrival.output_len < 1 or (arrival.prefix_len or 0) < 0:
+        raise ConfigError(f"{where}: arrival must be a number from 0 on and lengths at least 1, got {line.strip()}")
     return arrival
 
 

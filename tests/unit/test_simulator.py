@@ -264,6 +264,8 @@ BROKEN_LINES = (
     '{"arrival": 1}',
     '{"arrival": 1, "prompt_len": 0, "output_len": 2}',
     '{"arrival": -1, "prompt_len": 3, "output_len": 2}',
+    '{"arrival": NaN, "prompt_len": 3, "output_len": 2}',
+    '{"arrival": Infinity, "prompt_len": 3, "output_len": 2}',
     '{"arrival": 1, "prompt_len": 3.5, "output_len": 2}',
     '{"arrival": 1, "prompt_len": 3, "output_len": 2, "colour": 1}',
 )
@@ -355,6 +357,7 @@ def test_the_command_reads_a_trace_and_writes_events(tmp_path, capsys):
         (["--model", "70b"], "no room"),
         (["--pad-batches"], "pad_batches"),
         (["--request-rate", "0"], "positive"),
+        (["--num-prompts", "2", "--events", "no/such/folder/events"], "cannot be written"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused_in_one_line(options, words, capsys):
