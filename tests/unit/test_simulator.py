@@ -357,7 +357,7 @@ def test_the_command_reads_a_trace_and_writes_events(tmp_path, capsys):
         (["--model", "70b"], "no room"),
         (["--pad-batches"], "pad_batches"),
         (["--request-rate", "0"], "positive"),
-        (["--num-prompts", "2", "--events", "no/such/folder/events"], "cannot be written"),
+        (["--num-requests", "2", "--events", "no/such/folder/events"], "cannot be written"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused_in_one_line(options, words, capsys):
