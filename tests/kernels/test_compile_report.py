@@ -64,7 +64,7 @@ def test_prefill_copies_ahead_of_the_products_where_the_gpu_can(report):
 
 def test_addresses_are_computed_in_64_bits(report, dump):
     """A slot or a row times a stride passes 2^31 in a long context's cache."""
-    texts = {path.name: path.read_text() for path in dump.glob("*.ttir")}
+    texts = {path.name: path.read_text(encoding="utf-8") for path in dump.glob("*.ttir")}
     assert len(texts) == len({tuple(row[key] for key in JSON_KEYS[:5]) for row in report["rows"]})
     for name, ttir in texts.items():
         assert narrow_products(ttir) == [], name

@@ -26,7 +26,7 @@ def gpu_check(*args, **options):
 def dry_run(tmp_path_factory):
     out = tmp_path_factory.mktemp("gpu_check") / "dry.json"
     done = gpu_check("--dry-run", "--out", out)
-    return done, json.loads(out.read_text())
+    return done, json.loads(out.read_text(encoding="utf-8"))
 
 
 # ---- the whole, in a dry run -----------------------------------------------------------------
@@ -86,14 +86,15 @@ def test_the_check_needs_nothing_beside_torch_triton_and_numpy(tmp_path):
                     raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 
         sys.meta_path.insert(0, Blocked())
-        """)
+        """),
+        encoding="utf-8",
     )
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     out = tmp_path / "out.json"
     only = ["--only", "correctness", "--only", "transformers", "--only", "lessons"]
     done = gpu_check("--dry-run", "--out", out, *only, env=env)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    result = json.loads(out.read_text())
+    result = json.loads(out.read_text(encoding="utf-8"))
     assert "not installed" in result["sections"]["transformers"]["rows"][0]["note"]
     assert [failed["cell"] for failed in result["sections"]["lessons"]["rows"][0]["failed"]] == [1]
 

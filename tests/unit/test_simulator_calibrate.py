@@ -12,7 +12,9 @@ from minillm.simulator.calibrate import KNOTS, calibrate, fit, measure
 
 
 def shapes(rng):
-    """Steps of every kind: prompts, chunks behind a context, decodes, and mixtures."""
+    """Steps of every kind: one prompt for each knot, then prompts, chunks behind a context, decodes, and mixtures."""
+    for n in KNOTS:
+        yield [(n, n)], 1
     for _ in range(80):
         prompt = [(n, n + rng.choice([0, 512])) for n in [rng.randint(1, 900)] * rng.randint(0, 1)]
         decodes = [(1, rng.randint(10, 900)) for _ in range(rng.randint(0 if prompt else 1, 30))]
