@@ -70,7 +70,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="write the result as JSON")
     args = parser.parse_args(argv)
+    # A small cache, all of which is soon in use: what memory grows by afterwards is a leak.
     options = ["--dtype", "float32", "--max-num-seqs", str(SEATS), "--max-queued-requests", str(2 * SEATS)]
+    options += ["--num-kv-blocks", "300"]
     with server(args.model, *options) as (process, url):
         result = asyncio.run(measure(url, process.pid, args.seconds, args.seed))
     result = {"model": args.model, "options": options, "machine": platform.processor() or platform.machine(), **result}
