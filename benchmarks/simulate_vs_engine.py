@@ -31,6 +31,7 @@ from minillm.simulator.calibrate import calibrate
 from minillm.simulator.records import record
 
 ENGINE = {"max_num_seqs": 16, "max_num_batched_tokens": 256, "num_kv_blocks": 1500}
+WHOLE_PROMPTS = {**ENGINE, "max_num_batched_tokens": 1024, "max_model_len": 1024}  # some policies cut none
 SIZES = {"input_median": 96, "output_median": 24}
 LOAD = 0.6  # share of the time in which the simulated engine is busy under a Poisson trace
 MEASURES = ("median_ttft_ms", "median_tpot_ms")
@@ -62,9 +63,9 @@ def main() -> None:
             "step_time": step_time.assumptions,
             "rows": rows,
         }
-    result["policies"] = []
+    result |= {"engine_of_policies": WHOLE_PROMPTS, "policies": []}
     for policy in SCHEDULING_POLICIES:
-        with LLM(**ENGINE, scheduling_policy=policy) as llm:
+        with LLM(**WHOLE_PROMPTS, scheduling_policy=policy) as llm:
             result["policies"].append(compare(llm, step_time, policy, traces["bursts"], 1, OF_POLICIES))
     if args.json:  # earlier runs stay: the spread between them is part of the answer
         runs = json.loads(args.json.read_text(encoding="utf-8"))["runs"] if args.json.exists() else []
