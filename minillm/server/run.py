@@ -43,6 +43,8 @@ def serve(llm: LLM, config: ServerConfig, listener: socket.socket, shutdown_time
 
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket; port 0 takes a free one. Raises ConfigError naming the address that cannot be had."""
+    if not 0 <= port <= 65535:  # getaddrinfo would take the lower 16 bits of it
+        raise ConfigError(f"port {port} does not exist; choose one from 1 to 65535, or 0 for a free one")
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind)

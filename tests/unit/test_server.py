@@ -447,3 +447,9 @@ def test_a_taken_port_is_one_line():
         result = subprocess.run(command, capture_output=True, text=True, env={**os.environ}, timeout=WAIT_S)
     assert result.returncode == 2
     assert f"127.0.0.1:{port}" in result.stderr and len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("port", [-1, 65536, 99999])
+def test_a_port_that_does_not_exist_is_refused(port):
+    with pytest.raises(ConfigError, match=f"port {port}"):
+        listen("127.0.0.1", port)
