@@ -36,6 +36,7 @@ CHUNKING = ("prefill_first", "chunked", "interleaved", "speculative_prefill")
 POLICIES_WITH = {
     "long_prefill_token_threshold": CHUNKING,
     "prefill_chunk_size": CHUNKING,
+    "align_prefill_tokens": CHUNKING,
     "pad_batches": ("static", "iteration", "similar_length"),
     "max_group_wait_steps": ("similar_length",),
     "max_long_partial_prefills": ("interleaved",),
@@ -149,6 +150,7 @@ class EngineConfig:
     enable_chunked_prefill: bool = True  # False: a prompt is computed in one step or not yet
     long_prefill_token_threshold: int | None = None  # most tokens of one prompt per step
     prefill_chunk_size: int | None = None  # the same option under the article's name
+    align_prefill_tokens: int | None = None  # shorten chunks until a step's tokens are a multiple: 128 for Tensor Cores
     scheduling_policy: str = "chunked"
     pad_batches: bool = False  # static, iteration, similar_length: fill every prompt of a step up to the longest
     max_group_wait_steps: int | None = None  # similar_length: a prompt passed over this often goes next (16)
@@ -176,6 +178,7 @@ class EngineConfig:
             "kv_cache_memory_bytes",
             "long_prefill_token_threshold",
             "prefill_chunk_size",
+            "align_prefill_tokens",
             "max_queued_requests",
             "max_group_wait_steps",
             "max_long_partial_prefills",
@@ -195,7 +198,20 @@ class EngineConfig:
             )
         if not self.enable_chunked_prefill and self.chunk_limit is not None:
             raise ConfigError("prefill_chunk_size has no meaning with enable_chunked_prefill=False; drop one of them")
+        self._check_alignment()
         self._check_policy_options()
+
+    def _check_alignment(self) -> None:
+        multiple, budget = self.align_prefill_tokens, self.max_num_batched_tokens
+        if multiple is None:
+            return
+        if not self.enable_chunked_prefill:
+            raise ConfigError("align_prefill_tokens has no meaning with enable_chunked_prefill=False; drop one of them")
+        if multiple > budget:
+            raise ConfigError(
+                f"align_prefill_tokens={multiple} is more than max_num_batched_tokens={budget}, so no step could ever "
+                f"fill one tile; lower the first or raise the second"
+            )
 
     def _check_policy_options(self) -> None:
         policy = self.scheduling_policy
@@ -210,6 +226,11 @@ class EngineConfig:
             raise ConfigError("scheduling_policy='interleaved' cuts prompts; it needs enable_chunked_prefill=True")
         if policy == "speculative_prefill" and not self.enable_prefix_caching:
             raise ConfigError("scheduling_policy='speculative_prefill' warms the prefix cache; switch that on")
+        if policy == "speculative_prefill" and self.max_num_batched_tokens < self.block_size:
+            raise ConfigError(
+                f"max_num_batched_tokens={self.max_num_batched_tokens} is less than one block of {self.block_size} "
+                f"tokens, and speculative_prefill warms whole blocks; raise it to block_size or more"
+            )
         if self.speculative_predictor is not None:
             _choice("speculative_predictor", self.speculative_predictor, SPECULATIVE_PREDICTORS)
         if self.speculative_memory_share is not None:

@@ -1,10 +1,10 @@
 """Which request computes how many tokens in the next step.
 
-`base.py` keeps the books that every policy shares; a policy is one short class with a `plan`. From the foot of
-the ladder up: `static`, `iteration`, `prefill_first`, `chunked` (the default), and three strategies for
-prefill: `similar_length`, `interleaved`, `speculative_prefill`. A scheduler sees token counts and block
-numbers, never tensors, and knows no clock but the time it is given, so the simulator and the tests drive the
-very same objects as the engine. Built in lessons 12 and 13.
+`books.py` keeps the books that every policy shares, `base.py` has the moves of which a policy makes its `plan`,
+`align.py` lets a step fill whole tiles. From the foot of the ladder up: `static`, `iteration`, `prefill_first`,
+`chunked` (the default), and three strategies for prefill: `similar_length`, `interleaved`, `speculative_prefill`. A
+scheduler sees token counts and block numbers, never tensors, and knows no clock but the time it is given, so the
+simulator and the tests drive the very same objects as the engine. Built in lessons 12 and 13.
 """
 
 from __future__ import annotations

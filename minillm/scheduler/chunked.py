@@ -18,3 +18,4 @@ class ChunkedScheduler(Scheduler):
         budget = self.decode(step, self.max_num_batched_tokens)
         budget = self.continue_prompts(step, budget)
         self.admit_in_order(step, budget)
+        self.align(step)

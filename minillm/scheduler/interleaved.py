@@ -51,6 +51,7 @@ class InterleavedScheduler(Scheduler):
 
         if not step.preempted:
             self._admit(step, budget, long_share, self.max_long - len(long))
+        self.align(step)
 
     def _admit(self, step: Step, budget: int, long_share: int, long_seats: int) -> None:
         """Requests in order of arrival; long ones that have to wait are passed."""

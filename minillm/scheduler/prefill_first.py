@@ -17,5 +17,6 @@ class PrefillFirstScheduler(Scheduler):
     def plan(self, step: Step) -> None:
         budget = self.continue_prompts(step, self.max_num_batched_tokens)
         self.admit_in_order(step, budget)
+        self.align(step)
         if not step.scheduled:
             self.decode(step, self.max_num_batched_tokens)

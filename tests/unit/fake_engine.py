@@ -185,7 +185,6 @@ class Snapshot:
         self.running = list(scheduler.running)
         self.waiting = list(scheduler.waiting)
         self.ready = [r for r in self.running if r.num_uncomputed_tokens == 1]
-        self.computed = {r: r.num_computed_tokens for r in self.running}
 
     def check(self, engine, step):
         scheduler, pool, config = engine.scheduler, engine.pool, engine.config
@@ -229,17 +228,22 @@ class Snapshot:
                 order = [engine.arrival(r) for r in [*scheduler.running, *scheduler.waiting]]
                 assert order == sorted(order)
 
-        # no budget is left while there is something it could compute
+        # the tokens fill whole tiles, unless there is not enough that could be computed later instead
+        multiple, spare = config.align_prefill_tokens, 0
+        if multiple:
+            excess = step.num_tokens % multiple
+            assert not excess or excess > sum(n - 1 for r, n in step.scheduled if n < r.num_uncomputed_tokens)
+
+        # no budget is left while there is something it could compute, but for the part of a tile that was given back
         if left and policy in BUSY and not config.pad_batches:
-            for request in self.running:
-                if request not in lost:
-                    wanted = request.num_tokens - self.computed[request]
-                    assert (
-                        tokens[request] == min(wanted, scheduler.chunk_limit or wanted)
-                        or not scheduler.enable_chunked_prefill
-                    )
-            if scheduler.waiting and not step.preempted:
-                assert self._has_no_room(scheduler, pool, left), "a request waits for nothing"
+            if scheduler.enable_chunked_prefill:
+                for request in [*(r for r in self.running if r not in lost), *admitted]:
+                    wanted = request.num_uncomputed_tokens
+                    spare += min(wanted, scheduler.chunk_limit or wanted) - tokens[request]
+                spare = min(spare, left)  # a chunk may be short because the budget was
+                assert not spare or (multiple and not excess and spare < multiple)
+            if left > spare and scheduler.waiting and not step.preempted:
+                assert self._has_no_room(scheduler, pool, left - spare), "a request waits for nothing"
 
     def _has_no_room(self, scheduler, pool, left):
         head = scheduler.waiting[0]

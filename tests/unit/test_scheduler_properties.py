@@ -1,7 +1,7 @@
 """Random arrivals, pools, siblings, aborts and failures: whatever happens, every request ends as if alone.
 
 What a single step must satisfy (budget, order, seats, no idle budget, every ready decode served) stands in
-`fake_engine.Snapshot` and is demanded of every step here too.
+`fake_engine.Snapshot` and is demanded of every step here too, whole tiles under `align_prefill_tokens` among it.
 """
 
 import random
@@ -69,14 +69,17 @@ def engines(draw, policies=SCHEDULING_POLICIES):
     whole = policy in WHOLE_PROMPTS
     chunked = not whole and (policy == "interleaved" or draw(st.sampled_from([True, True, True, False])))
     max_model_len = draw(st.integers(6, 24))
+    budget = draw(st.sampled_from([16, 7, 5, 4, 2, 1])) if chunked else max_model_len
+    block_size = draw(st.integers(1, budget if policy == "speculative_prefill" and budget < 4 else 4))
     return {
         "scheduling_policy": policy,
-        "block_size": draw(st.integers(1, 4)),
+        "block_size": block_size,
         "num_blocks": draw(st.integers(2, 7) | st.integers(5, 16)),
         "max_model_len": max_model_len,
-        "max_num_batched_tokens": draw(st.sampled_from([16, 7, 5, 4, 2, 1])) if chunked else max_model_len,
+        "max_num_batched_tokens": budget,
         "max_num_seqs": draw(st.sampled_from([6, 4, 3, 2, 1])),
         "prefill_chunk_size": draw(st.none() | st.integers(1, 5)) if chunked else None,
+        "align_prefill_tokens": draw(st.none() | st.integers(1, min(budget, 8))) if chunked else None,
         "enable_chunked_prefill": chunked or whole,
         "enable_prefix_caching": policy == "speculative_prefill" or draw(st.sampled_from([True, True, False])),
         **policy_options(policy, lambda values: draw(st.sampled_from(values))),
@@ -170,14 +173,16 @@ def test_crowds_in_a_pool_for_two_or_three_end_with_the_tokens_of_solo_runs(seed
     block_size, max_model_len = rng.randint(1, 4), 32
     policy = rng.choice(SCHEDULING_POLICIES)
     whole = policy in WHOLE_PROMPTS
+    budget = 32 if whole else rng.choice([4, 8, 32])
     options = {
         "scheduling_policy": policy,
         "block_size": block_size,
         "num_blocks": rng.randint(24, 60) // block_size,
         "max_model_len": max_model_len,
-        "max_num_batched_tokens": 32 if whole else rng.choice([4, 8, 32]),
+        "max_num_batched_tokens": budget,
         "max_num_seqs": rng.choice([3, 4, 8]),
         "prefill_chunk_size": None if whole else rng.choice([None, None, 3, 5]),
+        "align_prefill_tokens": None if whole else rng.choice([None, 2, 3, 4]),
         "enable_prefix_caching": policy == "speculative_prefill" or rng.random() < 0.7,
         **policy_options(policy, rng.choice),
     }
