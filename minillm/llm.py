@@ -242,34 +242,48 @@ class LLM:
         return list(outputs.values())
 
     @torch.inference_mode()
-    def score(self, prompt: Prompt) -> list[float]:
-        """Log-probability of every token but the first, given the tokens before it (natural log).
+    def score(self, prompt: Prompt, start: int = 1) -> list[float]:
+        """Log-probability of the prompt's tokens from number `start` on, each given all before it (natural log).
 
-        The prompt is computed in chunks of the token budget; the LM head runs a few rows at a time, so no
-        [n, V] matrix ever exists. Raises PromptError when the prompt does not fit.
+        The LM head runs a few rows at a time, so no [n, V] matrix ever exists. Raises PromptError, see `logits`.
+        """
+        scores: list[float] = []
+        for logits, ids in self.logits(prompt, start):
+            scores += logits.log_softmax(-1).gather(1, ids[:, None])[:, 0].tolist()
+        return scores
+
+    @torch.inference_mode()
+    def logits(self, prompt: Prompt, start: int = 1, step: int | None = None) -> Iterator[tuple[torch.Tensor, ...]]:
+        """Yield (logits [n, V] in float32, ids [n]) that belong together: the tokens from number `start` on, and the
+        logits from which each of them would be drawn, at most SCORE_ROWS at a time.
+
+        step  tokens per forward pass; default: the token budget. 1 takes the way of a decode.
+
+        Raises PromptError when the prompt does not fit or `start` is not one of its tokens with one before it.
         """
         engine, pool = self.engine, self.engine.scheduler.block_pool
         request = engine.make_request(prompt, self.default_sampling_params)
         engine.scheduler.check(request)
-        ids = request.token_ids
+        ids, step = request.token_ids, step or self.config.max_num_batched_tokens
+        if not 1 <= start <= len(ids):
+            raise PromptError(f"start={start} must be from 1, the first token with one before it, to {len(ids)}")
         needed = -(-len(ids) // pool.block_size)
         if needed > pool.num_free:
             raise PromptError(f"scoring needs {needed} blocks and {pool.num_free} are free; let running requests end")
         table = pool.allocate(needed)
-        scores: list[float] = []
         try:
-            for start in range(0, len(ids), self.config.max_num_batched_tokens):
-                end = min(start + self.config.max_num_batched_tokens, len(ids))
-                batch = Batch.build([ids[start:end]], [end], [table], pool.block_size, device=engine.model.device)
-                hidden = engine.model.hidden(batch, engine.kv_cache, engine.attend)
-                targets = torch.tensor(ids[start + 1 : end + 1], device=hidden.device)
-                pieces = hidden[: len(targets)].split(SCORE_ROWS), targets.split(SCORE_ROWS)
-                for rows, wanted in zip(*pieces, strict=True):
-                    logprobs = engine.model.lm_head(rows).log_softmax(-1)
-                    scores += logprobs.gather(1, wanted[:, None])[:, 0].tolist()
+            for begin in range(0, len(ids), step):
+                end = min(begin + step, len(ids))
+                batch = Batch.build([ids[begin:end]], [end], [table], pool.block_size, device=engine.model.device)
+                hidden = engine.model.hidden(batch, engine.kv_cache, engine.attend)  # row i: token begin + i + 1
+                first = max(begin, start - 1)
+                targets = torch.tensor(ids[first + 1 : end + 1], device=hidden.device)
+                rows = hidden[first - begin :][: len(targets)]
+                for some, wanted in zip(rows.split(SCORE_ROWS), targets.split(SCORE_ROWS), strict=True):
+                    if len(wanted):
+                        yield engine.model.lm_head(some), wanted
         finally:
             pool.free(table)
-        return scores
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a running request; its blocks are free when this returns. None if it is not running."""
