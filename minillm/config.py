@@ -21,6 +21,12 @@ DTYPES = {
     "float16": torch.float16,
     "half": torch.float16,
 }
+KV_CACHE_DTYPES = {
+    "auto": None,
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+    "fp8_e4m3": torch.float8_e4m3fn,
+}
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 ATTENTION_BODIES = ("auto", "naive", "flash", "sdpa", "cpu", "triton")
 SCHEDULING_POLICIES = (
@@ -144,6 +150,7 @@ class EngineConfig:
     max_model_len: int | None = None  # prompt + generated; default: what the model was trained for
     block_size: int = 16  # tokens per KV block
     num_kv_blocks: int | None = None  # overrides the two memory options below
+    kv_cache_dtype: str = "auto"  # auto: the model's; int8 or fp8: eight bits and a scale per row, for more tokens
     kv_cache_memory_bytes: int | None = None  # default on a CPU: 25% of free memory, at most 1 GiB
     gpu_memory_utilization: float = 0.9  # share of a GPU's memory for weights, activations and KV cache together
     enable_prefix_caching: bool = True
@@ -165,6 +172,7 @@ class EngineConfig:
     def __post_init__(self):
         _choice("dtype", self.dtype, ("auto", *DTYPES))
         _choice("quantization", self.quantization, QUANTIZATIONS)
+        _choice("kv_cache_dtype", self.kv_cache_dtype, tuple(KV_CACHE_DTYPES))
         if is_sparse(self.attention):
             parse(self.attention)
         else:

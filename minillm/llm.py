@@ -31,7 +31,7 @@ from minillm.kv_cache import KVCache
 from minillm.model import Transformer
 from minillm.outputs import RequestOutput, StreamChunk
 from minillm.request import Request
-from minillm.resources import choose_device, choose_dtype, choose_max_model_len, choose_num_blocks
+from minillm.resources import choose_device, choose_dtype, choose_kv_dtype, choose_max_model_len, choose_num_blocks
 from minillm.sampler import Sampler
 from minillm.scheduler import make_scheduler
 from minillm.sparse_options import check_model
@@ -68,7 +68,8 @@ class LLM:
 
         device, self.reasons["device"] = choose_device(config)
         dtype, self.reasons["dtype"] = choose_dtype(config, device)
-        attend, self.reasons["attention"] = choose_attention(device, dtype, config.attention)
+        kv_dtype, self.reasons["kv_cache_dtype"] = choose_kv_dtype(config, dtype, device)
+        attend, self.reasons["attention"] = choose_attention(device, dtype, config.attention, kv_dtype)
 
         checkpoint = load(config.model, seed=config.seed)
         check_model(config.attention, checkpoint.config.sliding_window)
@@ -113,8 +114,9 @@ class LLM:
             self._close_ranks = weakref.finalize(self, network.close)  # also of an LLM that nobody closes
         else:
             network = Transformer(checkpoint.config, checkpoint.weights, dtype, device, config.quantization)
-            num_blocks, why = choose_num_blocks(config, checkpoint.config, dtype, device)
-            kv_cache = KVCache(checkpoint.config, num_blocks, config.block_size, dtype, device)
+            kv_dtype, _ = choose_kv_dtype(config, dtype, device)
+            num_blocks, why = choose_num_blocks(config, checkpoint.config, dtype, device, kv_dtype)
+            kv_cache = KVCache(checkpoint.config, num_blocks, config.block_size, dtype, device, kv_dtype)
             self.reasons["ranks"] = "1: this process alone"
         self.reasons["kv_cache"] = why
         return network, kv_cache

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from minillm.config import DTYPES, EngineConfig, ModelConfig
+from minillm.config import DTYPES, KV_CACHE_DTYPES, EngineConfig, ModelConfig
 from minillm.errors import ConfigError
 from minillm.kv_cache import kv_bytes_per_block
 
@@ -56,6 +56,24 @@ def choose_dtype(config: EngineConfig, device: torch.device) -> tuple[torch.dtyp
     return dtype, f"{dtype}: this processor {what}"
 
 
+def choose_kv_dtype(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> tuple[torch.dtype, str]:
+    """What rows of K and V are kept in: the model's dtype, or eight bits. Raises ConfigError for fp8 on a GPU without.
+
+    Never chosen by itself: eight bits change the answers a little, and what they save is the user's to weigh.
+    """
+    kv_dtype = KV_CACHE_DTYPES[config.kv_cache_dtype]
+    if kv_dtype is None:
+        return dtype, f"{dtype}: that of the model, exact"
+    if kv_dtype.is_floating_point and device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        if capability < (8, 9):
+            raise ConfigError(
+                f"kv_cache_dtype={config.kv_cache_dtype!r} needs compute capability 8.9 (L4, RTX 40, H100), this GPU "
+                "has {}.{}; use 'int8', or 'auto'".format(*capability)
+            )
+    return kv_dtype, f"{kv_dtype}: asked for; with the scales 1 + 4 / head size bytes per value, not {dtype.itemsize}"
+
+
 def choose_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     """As asked, or all the positions that the model was trained for; more than those is refused."""
     wanted, trained = config.max_model_len, model.max_position_embeddings
@@ -65,13 +83,18 @@ def choose_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
 
 
 def choose_num_blocks(
-    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device
+    config: EngineConfig,
+    model: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    kv_dtype: torch.dtype | None = None,
 ) -> tuple[int, str]:
     """KV blocks that fit: as asked, or a share of what memory is free. Call it after the weights are loaded.
 
-    With several ranks `model` is the share of one, and kv_cache_memory_bytes is what each of them may use.
+    kv_dtype is what rows are kept in, if not `dtype`. With several ranks `model` is the share of one, and
+    kv_cache_memory_bytes is what each of them may use.
     """
-    per_block = kv_bytes_per_block(model, config.block_size, dtype)
+    per_block = kv_bytes_per_block(model, config.block_size, kv_dtype or dtype)
     if config.num_kv_blocks is not None:
         return config.num_kv_blocks, f"{config.num_kv_blocks} blocks: asked for"
     if config.kv_cache_memory_bytes is not None:

@@ -16,9 +16,12 @@ from minillm.errors import ConfigError
 from minillm.sparse_options import is_sparse, parse
 
 
-def choose_attention(device: torch.device | str, dtype: torch.dtype, name: str = "auto") -> tuple[Callable, str]:
+def choose_attention(
+    device: torch.device | str, dtype: torch.dtype, name: str = "auto", kv_dtype: torch.dtype | None = None
+) -> tuple[Callable, str]:
     """(attend, reason) for a device and a dtype. `name` is one of config.ATTENTION_BODIES, or a sparse method.
 
+    kv_dtype  what the pages hold, if not `dtype`: every body reads all of them, but some have to be made ready for it
     Raises ConfigError for a device without a body, and for a name that is unknown or does not run there.
     """
     kind = torch.device(device).type
@@ -27,7 +30,7 @@ def choose_attention(device: torch.device | str, dtype: torch.dtype, name: str =
     if kind not in ("cpu", "cuda"):
         raise ConfigError(f"device={kind!r} has no attention body; use 'cpu' or 'cuda'")
     if is_sparse(name):
-        return make_sparse(parse(name), device, dtype, *choose_attention(device, dtype))
+        return make_sparse(parse(name), device, dtype, *choose_attention(device, dtype, kv_dtype=kv_dtype))
     if name not in ATTENTION_BODIES:
         raise ConfigError(f"attention={name!r} is not one of {', '.join(ATTENTION_BODIES)}")
     if name == "cpu" and kind != "cpu":
@@ -48,5 +51,5 @@ def choose_attention(device: torch.device | str, dtype: torch.dtype, name: str =
                 sdpa.attention, sdpa.output
             ), f"sdpa: PyTorch's own attention; attention='triton' {problem}"
         return TritonAttention(dtype, device), "triton: our own kernels over the paged cache, the default on a GPU"
-    attend = CPUAttention(dtype)
+    attend = CPUAttention(dtype, kv_dtype=kv_dtype)
     return attend, f"cpu: {'as asked' if name == 'cpu' else 'the default on processors'}; {attend.reason}"

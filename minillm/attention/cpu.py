@@ -32,13 +32,14 @@ class CPUAttention:
     """A body of the contract, for CPU tensors of any floating-point dtype.
 
     dtype      what the kernels are made ready for, so that no request waits for the compiler
+    kv_dtype   what the pages hold, where that is another type
     use_numba  False: decode in plain PyTorch even where numba is installed
 
     `reason` says which decode runs and why. A `Batch` must not change between the layers of a step: what it
     asks for is worked out once.
     """
 
-    def __init__(self, dtype: torch.dtype = torch.float32, use_numba: bool = True):
+    def __init__(self, dtype: torch.dtype = torch.float32, use_numba: bool = True, kv_dtype: torch.dtype | None = None):
         self._kernels = None
         self._steps: tuple[Batch | None, dict] = (None, {})  # of the last batch, by window
         if not use_numba:
@@ -46,7 +47,7 @@ class CPUAttention:
         elif dtype not in KERNEL_DTYPES:
             self.reason = f"decode in plain PyTorch: the numba kernel reads float32 and bfloat16, not {dtype}"
         else:
-            self._kernels, self.reason = _load_kernels(dtype)
+            self._kernels, self.reason = _load_kernels(dtype, kv_dtype or dtype)
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_layer: KVLayer, batch: Batch
@@ -147,12 +148,12 @@ def prefill(
     return out, lse
 
 
-def _load_kernels(dtype: torch.dtype):
-    """(cpu_decode ready for this dtype, or None where it does not work here, and the reason)."""
+def _load_kernels(dtype: torch.dtype, kv_dtype: torch.dtype):
+    """(cpu_decode ready for these dtypes, or None where it does not work here, and the reason)."""
     try:
         from minillm.attention import cpu_decode
 
-        cpu_decode.warm_up(dtype)
+        cpu_decode.warm_up(dtype, kv_dtype)
     except ImportError as error:
         return None, f"decode in plain PyTorch, several times slower: numba is missing ({error}); pip install numba"
     except Exception as error:  # the compiler refused: a machine or version we do not know must still answer

@@ -4,7 +4,7 @@ A decode step is one query row per request against its whole context: too thin f
 copying the context together first would cost more than the arithmetic. So each thread walks the block
 tables of its share of the keys (`cpu_plan.py` makes equal shares): a tile of keys is widened to float32,
 scored against all heads, later the values the same way. Rows whose keys were shared out to several
-threads are merged by their log-sum-exp, as in Flash-Decoding. bfloat16 arrives as its uint16 bits.
+threads are merged by their log-sum-exp, as in Flash-Decoding. bfloat16 arrives as its uint16 bits, fp8 as uint8.
 Needs numba and is imported only where it is used. All of it stands in one file, because numba's cache on
 disk does not notice when an imported function changes. Read in lesson 11.
 """
@@ -33,6 +33,7 @@ CACHE_LINE = 64  # bytes
 ONE_AT_A_TIME = threading.Lock()  # numba's plainest threading layer ends the process when two threads enter it
 # Sums may be reordered, as in any vectorised sum. NaN keeps its meaning: a broken model must show.
 REORDER = {"reassoc", "contract", "arcp", "nsz"}
+NO_SCALES = np.empty((0, 0, 0), np.float32)
 
 
 def _jit(**options):
@@ -58,8 +59,8 @@ def decode(q: torch.Tensor, kv_layer: KVLayer, tables: np.ndarray, pieces: Piece
     scale = np.float32(1.0 / math.sqrt(size))
     with ONE_AT_A_TIME:
         decode_on_threads(
-            *(_array(q), _array(kv_layer.k), _array(kv_layer.v), tables),
-            *(pieces.pieces, pieces.first_piece, scale, out_array, lse, part_out, part_lse),
+            *(_array(q), _array(kv_layer.k), _array(kv_layer.v), _scales(kv_layer.k_scale), _scales(kv_layer.v_scale)),
+            *(tables, pieces.pieces, pieces.first_piece, scale, out_array, lse, part_out, part_lse),
         )
     if pieces.num_slots:
         _merge_splits(pieces.splits, part_out, part_lse, out_array, lse)
@@ -71,40 +72,46 @@ def use_threads(num_threads: int) -> None:
     numba.set_num_threads(min(num_threads, numba.config.NUMBA_NUM_THREADS))
 
 
-def warm_up(dtype: torch.dtype) -> None:
-    """Compile the kernel for a dtype, or read it from numba's cache."""
+def warm_up(dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+    """Compile the kernel for a dtype and what the pages hold, or read it from numba's cache."""
     num_threads = torch.get_num_threads()
-    pages = torch.zeros(1, 1, 1, 8, dtype=dtype)
+    q, pages = torch.zeros(1, 1, 8, dtype=dtype), torch.zeros(1, 1, 1, 8, dtype=kv_dtype)
+    scales = (None, None) if kv_dtype == dtype else (torch.ones(1, 1, 1),) * 2
     for num_keys, workers in ((1, 1), (32, 2)):  # alone, and cut in two and merged
         table = np.zeros((1, num_keys), np.int32)
-        decode(pages[0], KVLayer(pages, pages), table, cut([Read(0, 0, 0, num_keys)], workers))
+        decode(q, KVLayer(pages, pages, None, *scales), table, cut([Read(0, 0, 0, num_keys)], workers))
     torch.set_num_threads(num_threads)  # starting numba's OpenMP pool gives torch, which shares it, all cores
 
 
 def _array(x: torch.Tensor) -> np.ndarray:
     """A tensor's memory as numba reads it."""
-    return x.view(torch.uint16).numpy() if x.dtype == torch.bfloat16 else x.numpy()
+    bits = {torch.bfloat16: torch.uint16, torch.float8_e4m3fn: torch.uint8}
+    return x.view(bits[x.dtype]).numpy() if x.dtype in bits else x.numpy()
+
+
+def _scales(scale: torch.Tensor | None) -> np.ndarray:
+    return NO_SCALES if scale is None else scale.numpy()
 
 
 @_jit(parallel=True)
-def decode_on_threads(q, k, v, tables, pieces, first_piece, scale, out, lse, part_out, part_lse):
+def decode_on_threads(q, k, v, k_scale, v_scale, tables, pieces, first_piece, scale, out, lse, part_out, part_lse):
     """Attention of the rows in `pieces`, written to out [R, H, D] and lse [R, H], one thread per worker.
 
     q           [R, H, D]  float32, or bfloat16 as uint16; out alike
-    k, v        [P, block_size, Hkv, D]  of the same type, C-contiguous
+    k, v        [P, block_size, Hkv, D]  of the same type, C-contiguous; or int8, or fp8 e4m3 as uint8, and then
+                k_scale, v_scale [P, block_size, Hkv] float32 are read beside them
     tables      [B, max_blocks] int32
     pieces      [N, 5] int32, first_piece [W + 1], splits [M, 3]: see cpu_plan.Pieces
     scale       multiplies the scores
     part_out, part_lse  [slots, H, D] and [slots, H] float32: room for the pieces of rows that were cut
     """
     for worker in numba.prange(len(first_piece) - 1):
-        _work(
-            first_piece[worker], first_piece[worker + 1], q, k, v, tables, pieces, scale, out, lse, part_out, part_lse
-        )
+        begin, end = first_piece[worker], first_piece[worker + 1]
+        _work(begin, end, q, k, v, k_scale, v_scale, tables, pieces, scale, out, lse, part_out, part_lse)
 
 
 @_jit(fastmath=REORDER)
-def _work(begin, end, q, k, v, tables, pieces, scale, out, lse, part_out, part_lse):
+def _work(begin, end, q, k, v, k_scale, v_scale, tables, pieces, scale, out, lse, part_out, part_lse):
     """One worker's pieces begin .. end - 1, one after another."""
     heads, size = q.shape[1], q.shape[2]
     longest = 0
@@ -120,7 +127,8 @@ def _work(begin, end, q, k, v, tables, pieces, scale, out, lse, part_out, part_l
             for d in range(size):
                 scaled[h, d] = _widen(q[read, h, d]) * (scale * LOG2_E)
         table, start, stop = tables[pieces[i, REQUEST]], pieces[i, START], pieces[i, STOP]
-        _attend(scaled, k, v, table, start, stop, tile, p, mixed, lse[read] if slot < 0 else part_lse[slot])
+        row_lse = lse[read] if slot < 0 else part_lse[slot]
+        _attend(scaled, k, v, k_scale, v_scale, table, start, stop, tile, p, mixed, row_lse)
         if slot < 0:
             _store(mixed, out[read])
         else:
@@ -128,7 +136,7 @@ def _work(begin, end, q, k, v, tables, pieces, scale, out, lse, part_out, part_l
 
 
 @_jit(fastmath=REORDER)
-def _attend(q, k, v, table, start, stop, tile, p, mixed, lse):
+def _attend(q, k, v, k_scale, v_scale, table, start, stop, tile, p, mixed, lse):
     """Scaled queries q [H, D] of one row against the keys start .. stop - 1 of its block table.
 
     Leaves the output in mixed [H, D] and its log-sum-exp in lse [H]; p [H, stop - start + 4] is scratch.
@@ -138,7 +146,7 @@ def _attend(q, k, v, table, start, stop, tile, p, mixed, lse):
     num_keys = stop - start
     for first in range(0, num_keys, TILE):
         rows = min(TILE, num_keys - first)
-        _load(tile, k, table, start + first, rows)
+        _load(tile, k, k_scale, table, start + first, rows)
         last = first + rows == num_keys
         next_first = 0 if last else first + rows
         for h in range(heads):
@@ -162,21 +170,22 @@ def _attend(q, k, v, table, start, stop, tile, p, mixed, lse):
 
     for first in range(0, num_keys, TILE):
         rows = min(TILE, num_keys - first)
-        _load(tile, v, table, start + first, rows)
+        _load(tile, v, v_scale, table, start + first, rows)
         for h in range(heads):
             _ask_for(v, table, start + first + TILE, min(TILE, num_keys - first - TILE), h, heads)
             _mix(p[h], first, tile, h // group, rows, mixed[h])
 
 
 @_jit(fastmath=REORDER)
-def _load(tile, pages, table, first, rows):
+def _load(tile, pages, scales, table, first, rows):
     """tile[:rows] = rows first .. first + rows - 1 of the context, widened; zeros up to a multiple of 4 rows."""
     block_size, heads, size = pages.shape[1], pages.shape[2], pages.shape[3]
     for i in range(rows):
         block, offset = table[(first + i) // block_size], (first + i) % block_size
         for h in range(heads):
+            scale = _scale(pages, scales, block, offset, h)
             for d in range(size):
-                tile[i, h, d] = _widen(pages[block, offset, h, d])
+                tile[i, h, d] = _widen(pages[block, offset, h, d]) * scale
     for i in range(rows, (rows + 3) // 4 * 4):
         for h in range(heads):
             for d in range(size):
@@ -268,7 +277,36 @@ def _widen(x):
 def _widen_of(x):
     if x == types.uint16:
         return lambda x: np.uint32(np.uint32(x) << np.uint32(16)).view(np.float32)
+    if x == types.int8:
+        return lambda x: np.float32(x)
+    if x == types.uint8:
+        return lambda x: _widen_fp8(x)
     return lambda x: x
+
+
+@_jit()
+def _widen_fp8(x):
+    """float32 of a float8_e4m3fn: sign, 4 bits of exponent counted from -7, 3 bits; a table is 3 times as slow.
+
+    Its exponents are moved up by 120 as integers. A factor of 2**120, as in `eight_bit.fp8_values`, may be multiplied
+    with the scale first when sums are reordered, and overflow. The NaN code becomes 480; a row's scale says NaN.
+    """
+    sign, magnitude = np.uint32(x >> 7) << np.uint32(31), np.uint32(x & 127)
+    normal = np.uint32((magnitude << np.uint32(20)) + np.uint32(120 << 23)).view(np.float32)
+    tiny = np.float32(np.int32(magnitude)) * np.float32(2.0**-9)  # exponent 0: eighths of 2**-6
+    value = tiny if magnitude < 8 else normal
+    return np.uint32(np.float32(value).view(np.uint32) | sign).view(np.float32)
+
+
+def _scale(pages, scales, block, row, head):
+    """What the numbers of a row are multiplied with; 1 where the pages hold the numbers themselves."""
+
+
+@overload(_scale)
+def _scale_of(pages, scales, block, row, head):
+    if pages.dtype in (types.int8, types.uint8):
+        return lambda pages, scales, block, row, head: scales[block, row, head]
+    return lambda pages, scales, block, row, head: np.float32(1.0)
 
 
 def _narrow(x, out):

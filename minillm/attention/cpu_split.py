@@ -55,17 +55,12 @@ def decode(q: torch.Tensor, kv_layer: KVLayer, splits: Splits) -> tuple[torch.Te
     num_splits, num_keys = splits.seen.shape
     kv_heads = kv_layer.k.shape[2]
     grouped = q.unflatten(1, (kv_heads, num_heads // kv_heads))[splits.owners]  # [N, Hkv, G, D]
+    # Rows that are not seen may hold anything, and 0 x NaN is NaN.
     k, v = (
-        _gather(pages, splits).view(num_splits, num_keys, kv_heads, head_size) for pages in (kv_layer.k, kv_layer.v)
+        rows.index_fill_(0, splits.unseen, 0.0).view(num_splits, num_keys, kv_heads, head_size)
+        for rows in kv_layer.read_blocks(splits.blocks)
     )
     mask = splits.seen[:, None, None, :]  # [N, 1, 1, keys]
     out, lse = library_call(grouped, k.transpose(1, 2), v.transpose(1, 2), mask)
     out, lse = merge(out.flatten(1, 2).to(lse.dtype), lse.flatten(1, 2), splits.owners, num_rows)
     return out.to(q.dtype), lse
-
-
-def _gather(pages: torch.Tensor, splits: Splits) -> torch.Tensor:
-    """The rows of all splits, one after another: [N x keys, Hkv, D]."""
-    rows = pages.index_select(0, splits.blocks).flatten(0, 1)
-    # Rows that are not seen may hold anything, and 0 x NaN is NaN.
-    return rows.index_fill_(0, splits.unseen, 0.0)

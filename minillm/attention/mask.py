@@ -71,8 +71,8 @@ def check_batch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_layer: KVL
         raise ShapeError(
             f"queries {list(q.shape)} do not fit pages of k {list(kv_layer.k.shape)} and v {list(kv_layer.v.shape)}"
         )
-    if kv_layer.k.dtype != q.dtype:
-        raise ShapeError(f"queries are {q.dtype}, but the pages hold {kv_layer.k.dtype}; convert one of them")
+    if kv_layer.dtype != q.dtype:
+        raise ShapeError(f"queries are {q.dtype}, but the pages hold {kv_layer.dtype}; convert one of them")
     longest = max(batch.context_lens, default=0)
     if longest > batch.block_tables.shape[1] * kv_layer.block_size:
         raise ShapeError(

@@ -3,7 +3,8 @@
 Any function `attention(q, k, v, window) -> (out, lse)` becomes a body of the contract: the rows of a
 request are cut out of the batch, its keys and values gathered from the pages (a fresh prompt has them
 at hand and gathers nothing), and the result put back. Simple, exact, and the form in which a learner's own
-attention function runs in the engine.
+attention function runs in the engine. With a cache in eight bits a fresh prompt gathers too: what a token sees
+must not depend on how its prompt was cut, or on a hit in the prefix cache.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def request_keys(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The keys and values that the last n tokens of a context may see; k, v [n, Hkv, D] are their own."""
     n = k.shape[0]
-    if n == context:
+    if n == context and not kv_layer.in_eight_bits:
         return k, v
     skipped = first_visible_key(context - n, kv_layer.window) // kv_layer.block_size
     return kv_layer.gather(blocks[skipped:], context - skipped * kv_layer.block_size)

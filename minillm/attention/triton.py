@@ -112,6 +112,7 @@ class TritonAttention:
 
         tables = (batch.block_tables, batch.query_start_loc, batch.seq_lens)
         options |= {"window": kv_layer.window, "sinks": self.sinks if kv_layer.window else 0}
+        options |= {"k_scale": kv_layer.k_scale, "v_scale": kv_layer.v_scale}
         paged_attention(out, lse, q, kv_layer.k, kv_layer.v, *tables, row, **options)
 
     def _row(self, phase: str, kv_layer: KVLayer) -> LaunchRow:

@@ -21,7 +21,7 @@ from minillm.parallel.model import ParallelTransformer
 from minillm.parallel.processes import Others, find_others
 from minillm.parallel.ranks import Ranks
 from minillm.parallel.split import check_split
-from minillm.resources import choose_num_blocks
+from minillm.resources import choose_kv_dtype, choose_num_blocks
 
 
 def open_ranks(
@@ -45,7 +45,8 @@ def open_ranks(
                 raise SystemExit(0)
             model, ranks, num_blocks, why = _connect(others, config, checkpoint, dtype, device)
             driver = Driver(checkpoint.config, model, ranks, others)
-            cache = DrivenCache(driver, model.config, num_blocks, config.block_size, dtype, model.device)
+            kv_dtype, _ = choose_kv_dtype(config, dtype, model.device)
+            cache = DrivenCache(driver, model.config, num_blocks, config.block_size, dtype, model.device, kv_dtype)
     except BaseException:
         others.kill()
         raise
@@ -63,8 +64,9 @@ def run_rank(
 ) -> None:
     """A rank above 0, from its start to its end."""
     model, ranks, num_blocks, _ = _connect(others, config, checkpoint, dtype, device)
-    cache = KVCache(model.config, num_blocks, config.block_size, dtype, model.device)
-    attend, _ = choose_attention(model.device, dtype, config.attention)
+    kv_dtype, _ = choose_kv_dtype(config, dtype, model.device)
+    cache = KVCache(model.config, num_blocks, config.block_size, dtype, model.device, kv_dtype)
+    attend, _ = choose_attention(model.device, dtype, config.attention, kv_dtype)
     follow(model, cache, attend, ranks)
 
 
@@ -95,7 +97,8 @@ def _connect(
     ranks.connect(others.store, loopback=others.local)
     if not ranks.agree(fingerprint(config, checkpoint.config, dtype)):
         raise ConfigError("the ranks were started with different options, models or types; start all of them alike")
-    num_blocks, why = choose_num_blocks(config, model.config, dtype, device)
+    kv_dtype, _ = choose_kv_dtype(config, dtype, device)
+    num_blocks, why = choose_num_blocks(config, model.config, dtype, device, kv_dtype)
     return model, ranks, ranks.least(num_blocks), why
 
 

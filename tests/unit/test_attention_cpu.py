@@ -297,7 +297,7 @@ print(reason)
 
 
 def test_a_compiler_that_fails_leaves_the_plain_decode(monkeypatch, caplog):
-    def refuse(dtype):
+    def refuse(*dtypes):
         raise RuntimeError("unknown processor")
 
     monkeypatch.setattr(cpu_decode, "warm_up", refuse)

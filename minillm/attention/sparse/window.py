@@ -82,7 +82,7 @@ def _add(out, lse, q, kv_layer: KVLayer, batch: Batch, keys, rows, slots) -> Non
     """Merge in place: `rows` [R, m] of R requests, whose sinks `keys` [sinks] lie in the cache's `slots` [R, sinks]."""
     groups = (kv_layer.k.shape[2], q.shape[1] // kv_layer.k.shape[2])  # Hkv, G
     seen = keys <= batch.positions[rows][..., None] - kv_layer.window  # [R, m, sinks]; the window has seen the others
-    k, v = (pages.flatten(0, 1)[slots].to(lse.dtype).transpose(1, 2) for pages in (kv_layer.k, kv_layer.v))
+    k, v = (rows.to(lse.dtype).transpose(1, 2) for rows in kv_layer.read_rows(slots))
     # A sink that no row sees may not be written yet, and 0 x NaN is NaN.
     v = v.masked_fill(~seen.any(1)[:, None, :, None], 0.0)  # [R, Hkv, sinks, D]
     grouped = q[rows].to(lse.dtype).unflatten(2, groups).permute(0, 2, 3, 1, 4).flatten(2, 3)  # [R, Hkv, G x m, D]
