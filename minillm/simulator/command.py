@@ -63,6 +63,7 @@ def add_arguments(parser) -> None:
     )
     parser.add_argument("--dtype", help="float16, bfloat16 or float8; default float16")
     parser.add_argument("--tensor-parallel-size", type=int, default=1, help="GPUs that share the model; default 1")
+    parser.add_argument("--tile-rows", type=int, default=1, help="128: products cost whole tiles of rows; default 1")
     parser.add_argument("--trace", default="poisson", help=f"{', '.join(TRACES)}, or a file of JSON lines")
     for name, (kind, help) in TRACE_OPTIONS.items():
         parser.add_argument("--" + name.replace("_", "-"), type=kind, help=help)
@@ -114,9 +115,11 @@ def machine(args, config: EngineConfig) -> tuple[ModelConfig, StepTime, int]:
 
         if args.tensor_parallel_size != 1:
             raise ConfigError(f"--device {HERE} measures one engine; drop --tensor-parallel-size")
+        if args.tile_rows != 1:
+            raise ConfigError(f"--device {HERE} measures what a step takes; drop --tile-rows")
         return calibrate_here(args.model, args.dtype or "auto", config)
     model, device, dtype = shape_of(args.model), find_device(args.device), args.dtype or "float16"
-    step_time = RooflineStepTime(model, device, dtype, args.tensor_parallel_size)
+    step_time = RooflineStepTime(model, device, dtype, args.tensor_parallel_size, tile_rows=args.tile_rows)
     return model, step_time, kv_blocks(model, config, device, dtype, args.tensor_parallel_size)
 
 

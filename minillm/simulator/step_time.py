@@ -16,7 +16,7 @@ from minillm.config import ModelConfig
 from minillm.devices import Device
 from minillm.errors import ConfigError
 from minillm.parallel.cost import communication_seconds
-from minillm.roofline import size_of, step_seconds
+from minillm.roofline import operation_time, size_of
 
 COMPUTE_EFFICIENCY = 0.6  # share of the peak that the matrix products of a prefill reach; assumed, not measured
 MEMORY_EFFICIENCY = 0.8  # share of the bandwidth that a decode reaches; assumed too
@@ -52,6 +52,10 @@ class StepTime(Protocol):
 class RooflineStepTime:
     """`roofline.step_seconds` on one GPU, or on `tensor_parallel_size` of them that share every matrix and all heads.
 
+    tile_rows  rows of the tiles in which a product is computed: from one tile on each is paid whole (for fewer rows
+               there are kernels with smaller tiles), a staircase where arithmetic is the limit. 1: none. Tiles over
+               columns and waves over SMs are left out.
+
     Two all-reduces per layer add up the parts, and the logits are gathered. Raises ConfigError when heads cannot be
     shared evenly.
     """
@@ -65,8 +69,11 @@ class RooflineStepTime:
     overhead_s: float = OVERHEAD_S
     link_bandwidth: float = LINK_BANDWIDTH
     link_latency_s: float = LINK_LATENCY_S
+    tile_rows: int = 1
 
     def __post_init__(self):
+        if self.tile_rows < 1:
+            raise ConfigError(f"tile_rows={self.tile_rows}; a tile has 1 row or more")
         heads, kv_heads, size = (
             self.config.num_attention_heads,
             self.config.num_key_value_heads,
@@ -92,24 +99,26 @@ class RooflineStepTime:
     def __call__(self, sequences: list[tuple[int, int]], num_sampled: int) -> float:
         if not sequences:
             return 0.0
-        if self.config.sliding_window is not None:
-            return self._exactly(sequences, num_sampled)
-        total = Totals.of(sequences)
-        seconds = self.overhead_s + self._communication(total.tokens, num_sampled)
-        for per_token, at_least in self._products:
-            seconds += max(per_token * total.tokens, at_least)
+        tokens = sum(n for n, _ in sequences)
+        rows = tokens if tokens < self.tile_rows else -(-tokens // self.tile_rows) * self.tile_rows
+        seconds = self.overhead_s + self._communication(tokens, num_sampled)
+        for per_row, at_least in self._products:
+            seconds += max(per_row * rows, at_least)
         if num_sampled:
             seconds += max(self._head[0] * num_sampled, self._head[1])
+        if self.config.sliding_window is not None:
+            return seconds + self._attention_in_windows(sequences)
+        total = Totals.of(sequences)
         return seconds + max(self._attention[0] * total.pairs, self._attention[1] * total.kv_rows)
 
-    def _exactly(self, sequences: list[tuple[int, int]], num_sampled: int) -> float:
-        """By the operations themselves, which know windows; the efficiencies and the GPUs' number scale alike."""
-        alone = step_seconds(
-            self.config, sequences, self.device, self.dtype, self.compute_efficiency, self.memory_efficiency,
-            num_sampled=num_sampled,
-        )  # fmt: skip
-        tokens = sum(n for n, _ in sequences)
-        return self.overhead_s + self._communication(tokens, num_sampled) + alone / self.tensor_parallel_size
+    def _attention_in_windows(self, sequences: list[tuple[int, int]]) -> float:
+        """By the operation itself, which knows windows; the heads are shared by all GPUs."""
+        (attention,) = (
+            op for op in costs.operations(self.config, sequences, self._value_bytes) if op.name == "attention"
+        )
+        efficiencies = self.compute_efficiency, self.memory_efficiency
+        alone = operation_time(attention, self.device, self.dtype, *efficiencies).seconds
+        return alone / self.tensor_parallel_size
 
     def _communication(self, num_tokens: int, num_sampled: int) -> float:
         link = self.link_bandwidth, self.link_latency_s, self._value_bytes
@@ -118,7 +127,14 @@ class RooflineStepTime:
     @property
     def assumptions(self) -> dict:
         """What the numbers rest on, for the output."""
-        names = ("compute_efficiency", "memory_efficiency", "overhead_s", "link_bandwidth", "link_latency_s")
+        names = (
+            "compute_efficiency",
+            "memory_efficiency",
+            "overhead_s",
+            "link_bandwidth",
+            "link_latency_s",
+            "tile_rows",
+        )
         where = {"device": self.device.name, "dtype": self.dtype, "tensor_parallel_size": self.tensor_parallel_size}
         return where | {name: getattr(self, name) for name in names}
 
