@@ -11,14 +11,22 @@ import torch
 
 from minillm.attention import PerRequest
 from minillm.attention.sparse.blocks import DynamicBlockAttention
-from minillm.batch import Batch
 from minillm.checkpoint import load
-from minillm.kv_cache import KVCache
 from minillm.model import Transformer
 from minillm.sparse_options import DynamicBlocks
 from tests.tolerances import LOGITS_FP32
 from tests.unit.attention_cases import assert_close
-from tests.unit.engines import GREEDY, NEW, B, attention, make_engine, random_prompts, run, whole
+from tests.unit.engines import (
+    GREEDY,
+    B,
+    chunked_logits,
+    make_engine,
+    note_preemptions,
+    random_prompts,
+    recomputed,
+    run,
+    whole,
+)
 
 LENGTHS = [1, B - 1, B, B + 1, 2 * B + 1, 53]
 WINDOW = "sliding_window(11, sinks=3)"
@@ -45,24 +53,11 @@ def under_the_mask(q, k, v, window):
     return torch.einsum("hns,shd->nhd", scores.softmax(-1), v.double()).to(q.dtype), scores.logsumexp(-1).T
 
 
-def logits_in_one_go(parts, tokens, attend):
-    checkpoint, model = parts
-    cache = KVCache(checkpoint.config, -(-len(tokens) // B), B)
-    batch = Batch.build([tokens], [len(tokens)], [list(range(cache.num_blocks))], B)
-    with torch.inference_mode():
-        return model.lm_head(model.hidden(batch, cache, attend))
-
-
 @pytest.fixture(scope="module")
-def recomputed(family, session_seed):
+def answered(family, session_seed):
     """Prompts, and the tokens that recomputing everything under the window's mask gives for them."""
-    prompts, answers = random_prompts(family, LENGTHS, session_seed), []
-    for prompt in prompts:
-        tokens = list(prompt)
-        for _ in range(NEW):
-            tokens.append(int(logits_in_one_go(family, tokens, PerRequest(under_the_mask))[-1].argmax()))
-        answers.append(tokens[len(prompt) :])
-    return prompts, answers
+    prompts = random_prompts(family, LENGTHS, session_seed)
+    return prompts, [recomputed(family, prompt, body=PerRequest(under_the_mask)) for prompt in prompts]
 
 
 # -- a window: every rung
@@ -82,18 +77,18 @@ def recomputed(family, session_seed):
     ],
     ids=str,
 )
-def test_a_window_chunked_paged_or_batched_equals_recomputing_under_its_mask(family, recomputed, regime):
-    prompts, expected = recomputed
+def test_a_window_chunked_paged_or_batched_equals_recomputing_under_its_mask(family, answered, regime):
+    prompts, expected = answered
     assert run(make_engine(family, WINDOW, **regime), prompts) == expected
 
 
-def test_a_window_solo_equals_batched(family, recomputed):
-    for prompt, tokens in zip(*recomputed, strict=True):
+def test_a_window_solo_equals_batched(family, answered):
+    for prompt, tokens in zip(*answered, strict=True):
         assert run(make_engine(family, WINDOW), [prompt]) == [tokens]
 
 
-def test_a_window_with_a_prefix_hit_equals_a_cold_run(family, recomputed):
-    prompts, expected = recomputed
+def test_a_window_with_a_prefix_hit_equals_a_cold_run(family, answered):
+    prompts, expected = answered
     engine = make_engine(family, WINDOW)
     assert run(engine, prompts) == expected
     for prompt, tokens in zip(prompts, expected, strict=True):
@@ -105,19 +100,17 @@ def test_a_window_with_a_prefix_hit_equals_a_cold_run(family, recomputed):
         assert request.output_token_ids == tokens
 
 
-def test_a_window_preempted_equals_not_preempted(family, recomputed):
-    prompts, expected = recomputed
+def test_a_window_preempted_equals_not_preempted(family, answered):
+    prompts, expected = answered
     engine = make_engine(family, WINDOW, num_blocks=6)
-    preempted = []
-    schedule = engine.scheduler.schedule
-    engine.scheduler.schedule = lambda now: preempted.extend((step := schedule(now)).preempted) or step
+    preempted = note_preemptions(engine)
     assert run(engine, prompts) == expected
     assert preempted, "the pool was meant to be too small"
 
 
 def test_the_window_is_not_dense_attention(family, session_seed):
     (tokens,) = random_prompts(family, [53], session_seed)
-    sparse = logits_in_one_go(family, tokens, attention(WINDOW))
+    sparse = whole(family, tokens, WINDOW)
     dense = whole(family, tokens)
     assert (sparse - dense).abs().max() > 10 * LOGITS_FP32 * dense.abs().max()
 
@@ -150,24 +143,10 @@ def test_blocks_and_hashes_batched_or_paged_otherwise_equal_solo(family, session
     assert run(make_engine(family, text, **small_pages), prompts) == expected
 
 
-def chunked_logits(parts, tokens, body, chunk):
-    checkpoint, model = parts
-    cache = KVCache(checkpoint.config, 4, B)
-    for tensor in cache.tensors:
-        tensor.fill_(float("nan"))
-    rows = []
-    with torch.inference_mode():
-        for start in range(0, len(tokens), chunk):
-            piece = tokens[start : start + chunk]
-            batch = Batch.build([piece], [start + len(piece)], [[2, 0, 3, 1]], B)
-            rows.append(model.lm_head(model.hidden(batch, cache, attention(body))))
-    return torch.cat(rows)
-
-
 @pytest.mark.parametrize("text, chunks", [(HASHES, (2, 3, 17, 31)), (BLOCKS, (16, 32, 48))])
 def test_chunks_of_two_rows_under_hashes_or_of_whole_blocks_equal_one_shot(family, session_seed, text, chunks):
     (tokens,) = random_prompts(family, [62], session_seed)
-    expected = logits_in_one_go(family, tokens, attention(text))
+    expected = whole(family, tokens, text)
     for chunk in chunks:
         assert len(tokens) % chunk != 1  # a single row would be a decode, and dense
         difference = (chunked_logits(family, tokens, text, chunk) - expected).abs().max() / expected.abs().max()
@@ -195,7 +174,7 @@ def test_chunks_of_a_single_row_are_dense(family, session_seed, text):
     expected = whole(family, tokens)
     difference = (chunked_logits(family, tokens, text, 1) - expected).abs().max() / expected.abs().max()
     assert difference < LOGITS_FP32
-    sparse = logits_in_one_go(family, tokens, attention(text))
+    sparse = whole(family, tokens, text)
     assert (sparse - expected).abs().max() > 10 * LOGITS_FP32 * expected.abs().max()
 
 
