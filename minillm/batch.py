@@ -45,6 +45,7 @@ class Batch:
     logits_indices: torch.Tensor  # [B'] int64
     query_lens: list[int]  # B ints: rows of each request in this step
     context_lens: list[int]  # B ints: equal to seq_lens
+    host_token_ids: torch.Tensor | None = None  # [T] int64, token_ids on the CPU; None: only the device has them
 
     @property
     def num_tokens(self) -> int:
@@ -101,8 +102,9 @@ class Batch:
         if sampled is not None:
             last_rows = last_rows[torch.tensor(sampled, dtype=torch.bool)]
         start_loc = torch.cat([torch.zeros(1, dtype=torch.int64), ends])
+        flat = torch.tensor(list(chain.from_iterable(token_ids)), dtype=torch.int64)
         return cls(
-            token_ids=torch.tensor(list(chain.from_iterable(token_ids)), dtype=torch.int64).to(device),
+            token_ids=flat.to(device),
             positions=positions.to(device),
             query_start_loc=start_loc.to(device, torch.int32),
             seq_lens=seq_lens.to(device, torch.int32),
@@ -111,6 +113,7 @@ class Batch:
             logits_indices=last_rows.to(device),
             query_lens=query_lens,
             context_lens=list(context_lens),
+            host_token_ids=flat,
         )
 
     @classmethod

@@ -53,6 +53,7 @@ POLICIES_WITH = {
 }
 """Options that have a meaning under some scheduling policies only, and those policies."""
 SPECULATIVE_PREDICTORS = ("frequent", "conversation")
+EMBEDDING_DEVICES = ("auto", "cpu")
 QUANTIZATIONS = ("auto", "none")
 
 
@@ -143,6 +144,7 @@ class EngineConfig:
     device: str = "auto"
     quantization: str = "auto"  # auto: keep the 4-bit codes of a 4-bit file for small batches on a CPU; none: never
     attention: str = "auto"  # a body, or a sparse method like sliding_window(1024, sinks=4), see sparse_options.py
+    embedding_device: str = "auto"  # cpu: keep the embedding table off the GPU; auto: beside the layers
     enforce_eager: bool = False  # True: no CUDA graphs for decode steps
     tensor_parallel_size: int = 1  # processes, each with a part of every layer; heads must divide by it
     max_num_batched_tokens: int = 2048  # token budget of one step
@@ -177,6 +179,7 @@ class EngineConfig:
             parse(self.attention)
         else:
             _choice("attention", self.attention, ATTENTION_BODIES)
+        _choice("embedding_device", self.embedding_device, EMBEDDING_DEVICES)
         _choice("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)
         for name in ("max_num_batched_tokens", "max_num_seqs", "block_size", "tensor_parallel_size"):
             _positive(name, getattr(self, name))

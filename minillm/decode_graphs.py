@@ -18,6 +18,7 @@ import torch
 from minillm.attention.triton import TritonAttention
 from minillm.batch import Batch
 from minillm.config import EngineConfig
+from minillm.embedding import HostEmbedding
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
@@ -26,10 +27,14 @@ Replay = Callable[[], torch.Tensor]
 
 @dataclass
 class Graph:
-    """One recorded forward pass: the buffers that it reads, and what runs it again."""
+    """One recorded forward pass: the buffers that it reads, and what runs it again.
+
+    embedded  [size, E] of the tokens where the embedding table lies in CPU memory, which no graph reaches; else None
+    """
 
     batch: Batch
     replay: Replay  # -> logits [size, V], the same memory every time
+    embedded: torch.Tensor | None = None
 
 
 class DecodeGraphs:
@@ -71,13 +76,17 @@ class DecodeGraphs:
             self.graphs[size] = self._record(size)
         graph = self.graphs[size]
         fill(graph.batch, batch)
+        if graph.embedded is not None:
+            graph.embedded[:num].copy_(self.model.embed(batch))
         return graph.replay()[:num]
 
     def _record(self, size: int) -> Graph:
         """A graph over buffers that hold nothing but padding: recording it leaves the cache as it is."""
-        batch = self._padding(size)
-        replay = self._capture(lambda: self.model.forward(batch, self.kv_cache, self.attend))
-        return Graph(batch, replay)
+        batch, embedded, model = self._padding(size), None, self.model
+        if isinstance(model.embed, HostEmbedding):
+            embedded = torch.zeros(size, model.config.hidden_size, dtype=model.dtype, device=model.device)
+        replay = self._capture(lambda: model.forward(batch, self.kv_cache, self.attend, embedded=embedded))
+        return Graph(batch, replay, embedded)
 
     def _padding(self, size: int) -> Batch:
         device = self.model.device

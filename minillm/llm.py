@@ -31,7 +31,14 @@ from minillm.kv_cache import KVCache
 from minillm.model import Transformer
 from minillm.outputs import RequestOutput, StreamChunk
 from minillm.request import Request
-from minillm.resources import choose_device, choose_dtype, choose_kv_dtype, choose_max_model_len, choose_num_blocks
+from minillm.resources import (
+    choose_device,
+    choose_dtype,
+    choose_kv_dtype,
+    choose_max_model_len,
+    choose_num_blocks,
+    why_embedding,
+)
 from minillm.sampler import Sampler
 from minillm.scheduler import make_scheduler
 from minillm.sparse_options import check_model
@@ -87,6 +94,9 @@ class LLM:
         config = self.config
         network, kv_cache = self._open_model(checkpoint, dtype, device)
         self.reasons["layer_steps"] = network.ops.reason
+        self.reasons["embedding"] = why_embedding(config, device, network.num_table_bytes)
+        if config.embedding_device == "cpu":
+            logger.info("embedding on %s", self.reasons["embedding"])
         pool = BlockPool(kv_cache.num_blocks, config.block_size, config.enable_prefix_caching)
         scheduler = make_scheduler(config, pool, self.max_model_len)
         graphs, self.reasons["decode_graphs"] = None, why_eager(config, device, attend)
@@ -113,7 +123,9 @@ class LLM:
             network, kv_cache, why, self.reasons["ranks"] = open_ranks(config, checkpoint, dtype, device)
             self._close_ranks = weakref.finalize(self, network.close)  # also of an LLM that nobody closes
         else:
-            network = Transformer(checkpoint.config, checkpoint.weights, dtype, device, config.quantization)
+            host_table = config.embedding_device == "cpu"
+            options = {"quantization": config.quantization, "host_table": host_table}
+            network = Transformer(checkpoint.config, checkpoint.weights, dtype, device, **options)
             kv_dtype, _ = choose_kv_dtype(config, dtype, device)
             num_blocks, why = choose_num_blocks(config, checkpoint.config, dtype, device, kv_dtype)
             kv_cache = KVCache(checkpoint.config, num_blocks, config.block_size, dtype, device, kv_dtype)

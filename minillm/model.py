@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 
 from minillm.batch import Batch
 from minillm.config import ModelConfig
-from minillm.errors import CheckpointError
+from minillm.embedding import Embedding, HostEmbedding, PCIe
+from minillm.errors import CheckpointError, ConfigError
 from minillm.kv_cache import KVCache
-from minillm.linear import Forms, choose_forms
+from minillm.linear import Forms, PlainLinear, choose_forms
 from minillm.norm import RMSNorm
 from minillm.ops import choose_ops
 from minillm.profiler import NO_PARTS
@@ -33,6 +34,7 @@ class Transformer:
     quantization  "auto" keeps 4-bit codes for small batches where they help, "none" never does
     forms         how matrices are held; None: whatever `choose_forms` finds best
     ops           the steps between the matrices, plain or fused; None: whatever `choose_ops` finds best
+    host_table    the embedding table stays in CPU memory; on a CPU that is where it is anyway
 
     Raises CheckpointError when a tensor is missing, unknown or of the wrong shape.
     Call it under `torch.inference_mode()`, as the engine does.
@@ -47,6 +49,7 @@ class Transformer:
         quantization: str = "none",
         forms: Forms | None = None,
         ops=None,
+        host_table: bool = False,
     ):
         weights = CheckedWeights(config, weights)
         self.config = config
@@ -55,19 +58,29 @@ class Transformer:
         self.forms = forms or choose_forms(dtype, self.device, quantization)
         self.ops = ops or choose_ops(self.device)
 
-        self.embedding = self.forms.tensor(weights["model.embed_tokens.weight"])  # [V, E]
+        self.host_table = host_table and self.device.type != "cpu"
+        home = replace(self.forms, device=torch.device("cpu")) if self.host_table else self.forms
+        self.embedding = home.tensor(weights["model.embed_tokens.weight"])  # [V, E]
+        self.embed = HostEmbedding(self.embedding, PCIe(self.device)) if self.host_table else Embedding(self.embedding)
+        self.head = self.make_head(weights)
+        if self.host_table:
+            self._check_that_it_saves_memory()
         self.layers = [DecoderLayer(config, index, weights, self.forms) for index in range(config.num_hidden_layers)]
         self.norm = RMSNorm(self.forms.tensor(weights["model.norm.weight"]), config.rms_norm_eps)
-        self.head = self.make_head(weights)
         self.rope = Rope(config, dtype, device)
 
     def make_head(self, weights: CheckedWeights):
         """What turns normed rows [n, E] into logits [n, V]."""
         return self.forms.make([self.embedding if self.config.tie_word_embeddings else weights["lm_head.weight"]])
 
-    def forward(self, batch: Batch, kv: KVCache, attend, parts=NO_PARTS) -> torch.Tensor:
-        """Logits [B', V] in float32 of the rows `batch.logits_indices`; K and V of all rows go into `kv`."""
-        x = self._residual_stream(batch, kv, attend, parts)
+    def forward(
+        self, batch: Batch, kv: KVCache, attend, parts=NO_PARTS, embedded: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Logits [B', V] in float32 of the rows `batch.logits_indices`; K and V of all rows go into `kv`.
+
+        embedded  [T, E] of the batch's tokens, where they have been looked up before
+        """
+        x = self._residual_stream(batch, kv, attend, parts, embedded)
         with parts("lm_head"):
             return self.lm_head(self.norm(x[batch.logits_indices]))
 
@@ -81,10 +94,22 @@ class Transformer:
         """Logits [n, V] in float32 of normed rows [n, E]."""
         return self.head(rows).float()
 
-    def _residual_stream(self, batch: Batch, kv: KVCache, attend, parts) -> torch.Tensor:
+    def _check_that_it_saves_memory(self) -> None:
+        if self.config.tie_word_embeddings and isinstance(self.head, PlainLinear):
+            raise ConfigError(
+                f"embedding_device='cpu' saves nothing here: the LM head of this model is its embedding table "
+                f"({self.embedding.nbytes:,} bytes), which multiplies on the {self.device.type} device; drop the option"
+            )
+
+    def _residual_stream(self, batch: Batch, kv: KVCache, attend, parts, embedded=None) -> torch.Tensor:
         """[T, E] after the last layer, before the final norm."""
         with parts("linear"):
-            x = F.embedding(batch.token_ids, self.embedding)  # [T, E]
+            x = self.embed(batch) if embedded is None else embedded
+        return self.through_layers(x, batch, kv, attend, parts)
+
+    def through_layers(self, x: torch.Tensor, batch: Batch, kv: KVCache, attend, parts=NO_PARTS) -> torch.Tensor:
+        """[T, E] after these layers of what came into the first of them: x [T, E]."""
+        with parts("linear"):
             angles = self.rope.at(batch.positions)
         update = None  # what the last block adds to x; added where x is next normed, so both can be one kernel
         for layer, kv_layer in zip(self.layers, kv.layers, strict=True):
@@ -99,9 +124,14 @@ class Transformer:
             return x + update
 
     @property
+    def num_table_bytes(self) -> int:
+        """Bytes of the embedding table, wherever it lies."""
+        return self.embedding.nbytes
+
+    @property
     def num_weight_bytes(self) -> dict[str, int]:
         """Bytes of the weights by the form they are held in; a matrix held twice counts twice."""
-        size = Counter({"embedding": self.embedding.nbytes})
+        size = Counter({"embedding in CPU memory" if self.host_table else "embedding": self.embedding.nbytes})
         for layer in self.layers:
             for linear in (layer.qkv_proj, layer.o_proj, layer.gate_up_proj, layer.down_proj):
                 size += linear.num_weight_bytes

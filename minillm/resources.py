@@ -74,6 +74,16 @@ def choose_kv_dtype(config: EngineConfig, dtype: torch.dtype, device: torch.devi
     return kv_dtype, f"{kv_dtype}: asked for; with the scales 1 + 4 / head size bytes per value, not {dtype.itemsize}"
 
 
+def why_embedding(config: EngineConfig, device: torch.device, num_bytes: int) -> str:
+    """Where the embedding table of so many bytes lies, for `minillm doctor`."""
+    if device.type == "cpu":
+        asked = "embedding_device='cpu' changes nothing: " if config.embedding_device == "cpu" else ""
+        return f"cpu: {asked}the whole model is there"
+    if config.embedding_device == "cpu":
+        return f"cpu: asked for; its {num_bytes:,} bytes lie in CPU memory, and each step's rows are sent to the GPU"
+    return f"{device.type}: beside the layers, {num_bytes:,} bytes"
+
+
 def choose_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     """As asked, or all the positions that the model was trained for; more than those is refused."""
     wanted, trained = config.max_model_len, model.max_position_embeddings

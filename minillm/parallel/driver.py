@@ -74,6 +74,11 @@ class Driver:
         """Of rank 0."""
         return self.model.num_weight_bytes
 
+    @property
+    def num_table_bytes(self) -> int:
+        """Of the embedding table, which every rank holds."""
+        return self.model.num_table_bytes
+
     def close(self) -> None:
         """End the other ranks. Closing twice is fine."""
         if self.closed:

@@ -51,7 +51,8 @@ class ParallelTransformer(Transformer):
         rows = vocabulary_rows(self.config.vocab_size, self.ranks.rank, self.ranks.size)
         matrix = self.embedding if tied else self.forms.tensor(weights["lm_head.weight"])
         part = matrix[rows] if tied else matrix[rows].clone()
-        return GatheredVocabulary(self.forms.make([part]), self.config.vocab_size, self.ranks, shared=tied)
+        shared = tied and not self.host_table
+        return GatheredVocabulary(self.forms.make([part]), self.config.vocab_size, self.ranks, shared)
 
 
 class SummedOverRanks:

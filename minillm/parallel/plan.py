@@ -65,6 +65,7 @@ def unpack(numbers: torch.Tensor, lengths: tuple[int, int, int, int], device: to
         logits_indices=sampled.to(device),
         query_lens=queries.tolist(),
         context_lens=contexts.tolist(),
+        host_token_ids=tokens,
     )
 
 

@@ -91,7 +91,8 @@ def _connect(
         device = torch.device("cuda", others.local_rank)
         torch.cuda.set_device(device)
     ranks = Ranks(others.rank, others.size, device)
-    options = {"dtype": dtype, "device": device, "quantization": config.quantization}
+    host_table = config.embedding_device == "cpu"
+    options = {"dtype": dtype, "device": device, "quantization": config.quantization, "host_table": host_table}
     model = ParallelTransformer(checkpoint.config, checkpoint.weights, ranks, **options)
     others.wait_until_ready()
     ranks.connect(others.store, loopback=others.local)
