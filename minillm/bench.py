@@ -24,8 +24,11 @@ def run(llm, quick: bool = False, show: bool = True) -> dict:
     """Measure and return one JSON-ready dict; `show` prints rows as they come. Seconds and tokens per second."""
     repeats = 3 if quick else 5
     rng = random.Random(0)
-    result = {"model": llm.model_name, "dtype": str(llm.engine.model.dtype), "ttft_s": {}, "decode_tok_s": {}}
+    result = {"model": llm.model_name, "dtype": str(llm.engine.model.dtype), "weights": llm.reasons["weights"]}
+    result |= {"ttft_s": {}, "decode_tok_s": {}}
     result["first_call_s"] = _timed(llm, [_ids(llm, rng, 16)], [1])[0]
+    if show:
+        print(f"weights {result['weights']}", flush=True)
 
     for n in (n for n in PROMPT_LENGTHS if n < llm.max_model_len):
         seconds = [_timed(llm, [_ids(llm, rng, n)], [1])[1][0].metrics.ttft_s for _ in range(repeats)]

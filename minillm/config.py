@@ -54,7 +54,7 @@ POLICIES_WITH = {
 """Options that have a meaning under some scheduling policies only, and those policies."""
 SPECULATIVE_PREDICTORS = ("frequent", "conversation")
 EMBEDDING_DEVICES = ("auto", "cpu")
-QUANTIZATIONS = ("auto", "none")
+QUANTIZATIONS = ("auto", "none", "int8", "int4", "fp8")
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class EngineConfig:
     model: str = "smollm2-135m-instruct"
     dtype: str = "auto"  # auto: bfloat16 where the processor multiplies it natively, else float32 (float16 on a T4)
     device: str = "auto"
-    quantization: str = "auto"  # auto: keep the 4-bit codes of a 4-bit file for small batches on a CPU; none: never
+    quantization: str = "auto"  # of weights: none, int8, int4, fp8; auto: none, but a 4-bit file's codes for few rows
     attention: str = "auto"  # a body, or a sparse method like sliding_window(1024, sinks=4), see sparse_options.py
     embedding_device: str = "auto"  # cpu: keep the embedding table off the GPU; auto: beside the layers
     enforce_eager: bool = False  # True: no CUDA graphs for decode steps

@@ -93,6 +93,7 @@ class LLM:
     def _open_engine(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, attend) -> Engine:
         config = self.config
         network, kv_cache = self._open_model(checkpoint, dtype, device)
+        self.reasons["weights"] = network.forms.reason
         self.reasons["layer_steps"] = network.ops.reason
         self.reasons["embedding"] = why_embedding(config, device, network.num_table_bytes)
         if config.embedding_device == "cpu":

@@ -24,19 +24,19 @@ from minillm.norm import RMSNorm
 from minillm.ops import choose_ops
 from minillm.profiler import NO_PARTS
 from minillm.rope import Rope
-from minillm.weights import Weight, expected_shapes
+from minillm.weights import Weight, check_finite, expected_shapes
 
 
 class Transformer:
     """A decoder with its weights, ready to multiply.
 
     weights       tensors or 4-bit codes under Hugging Face names
-    quantization  "auto" keeps 4-bit codes for small batches where they help, "none" never does
+    quantization  what the matrices are rounded to, as EngineConfig has it; see `linear/choose.py`
     forms         how matrices are held; None: whatever `choose_forms` finds best
     ops           the steps between the matrices, plain or fused; None: whatever `choose_ops` finds best
     host_table    the embedding table stays in CPU memory; on a CPU that is where it is anyway
 
-    Raises CheckpointError when a tensor is missing, unknown or of the wrong shape.
+    Raises CheckpointError when a tensor is missing, unknown, of the wrong shape or not finite.
     Call it under `torch.inference_mode()`, as the engine does.
     """
 
@@ -71,7 +71,8 @@ class Transformer:
 
     def make_head(self, weights: CheckedWeights):
         """What turns normed rows [n, E] into logits [n, V]."""
-        return self.forms.make([self.embedding if self.config.tie_word_embeddings else weights["lm_head.weight"]])
+        matrix = self.embedding if self.config.tie_word_embeddings else weights["lm_head.weight"]
+        return self.forms.make([matrix], head=True)
 
     def forward(
         self, batch: Batch, kv: KVCache, attend, parts=NO_PARTS, embedded: torch.Tensor | None = None
@@ -176,7 +177,7 @@ class DecoderLayer:
 
 
 class CheckedWeights:
-    """The checkpoint's weights by name, compared with the config: names now, shapes as each one is read.
+    """The checkpoint's weights by name, compared with the config: names now, shapes and values as each one is read.
 
     Files decode a tensor when it is asked for, so it is asked for once. A tensor that nobody would read is
     refused too: a bias silently left out gives a model that talks nonsense.
@@ -203,4 +204,5 @@ class CheckedWeights:
             raise CheckpointError(
                 f"tensor {name!r} has shape {list(weight.shape)}, but the config asks for {list(self.shapes[name])}"
             )
+        check_finite(name, weight)
         return weight

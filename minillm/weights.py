@@ -101,5 +101,14 @@ def check_shapes(
     return expected
 
 
+def check_finite(name: str, weight: Weight) -> None:
+    """Raises CheckpointError for a weight that holds NaN or an infinity: every answer would be NaN, and where weights
+    are rounded it would be the scale of all its neighbours."""
+    parts = (weight.scale, weight.minimum) if isinstance(weight, GroupQuantized) else (weight,)
+    for part in parts:
+        if part.numel() and not all(bound.isfinite() for bound in part.aminmax()):
+            raise CheckpointError(f"tensor {name!r} holds NaN or an infinity; load another copy of the model")
+
+
 def _and_more(names: list[str]) -> str:
     return f", and {len(names) - 1} more" if len(names) > 1 else ""

@@ -93,3 +93,4 @@ def run_demo(args) -> None:
         print(f"\nTTFT      {metrics.ttft_s * 1e3:.1f} ms = {parts} (prompt: {len(output.prompt_token_ids)} tokens)")
         print(f"decode    {rate} after the first token")
         print(f"attention {llm.reasons['attention']}")
+        print(f"weights   {llm.reasons['weights']}")

@@ -43,7 +43,7 @@ class Driver:
         self.model = model
         self.ranks = ranks
         self.others = others
-        self.device, self.dtype, self.ops = model.device, model.dtype, model.ops
+        self.device, self.dtype, self.ops, self.forms = model.device, model.dtype, model.ops, model.forms
         self.failure: str | None = None
         self.closed = False
 

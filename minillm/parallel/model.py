@@ -52,7 +52,7 @@ class ParallelTransformer(Transformer):
         matrix = self.embedding if tied else self.forms.tensor(weights["lm_head.weight"])
         part = matrix[rows] if tied else matrix[rows].clone()
         shared = tied and not self.host_table
-        return GatheredVocabulary(self.forms.make([part]), self.config.vocab_size, self.ranks, shared)
+        return GatheredVocabulary(self.forms.make([part], head=True), self.config.vocab_size, self.ranks, shared)
 
 
 class SummedOverRanks:

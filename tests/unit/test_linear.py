@@ -19,7 +19,7 @@ HALF = [torch.bfloat16, torch.float16]
 # What this machine offers, asked of PyTorch and not of the code under test, or a broken form would skip its own tests.
 HAS_PACKED = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 HAS_INT4 = hasattr(torch.ops.aten, "_weight_int4pack_mm_for_cpu")
-BEST = Forms(torch.bfloat16, CPU, PackedLinear if HAS_PACKED else PlainLinear, HAS_INT4)
+BEST = Forms(torch.bfloat16, CPU, PackedLinear if HAS_PACKED else PlainLinear, "auto" if HAS_INT4 else "none")
 
 needs_packed = pytest.mark.skipif(not HAS_PACKED, reason="this CPU has no packed bfloat16 product")
 needs_int4 = pytest.mark.skipif(not HAS_INT4, reason="this PyTorch has no 4-bit product on a CPU")
@@ -80,7 +80,7 @@ def test_int4_adds_its_bias(form):
     weight, bias, x = quantized(64, 64), torch.randn(64) * 20, torch.randn(2, 64)
     linear = Int4Linear(weight, bias, torch.float32)
     if form == "both":
-        linear = Forms(torch.float32, CPU, PlainLinear, int4=True).make([weight], bias)
+        linear = Forms(torch.float32, CPU, PlainLinear, "auto").make([weight], bias)
         assert isinstance(linear, FewRowsInt4)
     assert relative_error(linear(x), x.double() @ decoded(weight).T + bias) < 1e-6
 
@@ -98,10 +98,10 @@ def test_packed_equals_the_exact_product_up_to_its_own_rounding(rows, with_bias)
 
 
 @pytest.mark.parametrize("dense", [PlainLinear, pytest.param(PackedLinear, marks=needs_packed)])
-@pytest.mark.parametrize("int4", [False, pytest.param(True, marks=needs_int4)])
+@pytest.mark.parametrize("quantization", ["none", pytest.param("auto", marks=needs_int4), "int8", "int4", "fp8"])
 @pytest.mark.parametrize("rows", [1, 3, 40])
-def test_rows_may_be_an_interior_slice_of_a_poisoned_buffer(dense, int4, rows):
-    linear = Forms(torch.bfloat16, CPU, dense, int4).make([quantized(64, 64)])
+def test_rows_may_be_an_interior_slice_of_a_poisoned_buffer(dense, quantization, rows):
+    linear = Forms(torch.bfloat16, CPU, dense, quantization).make([quantized(64, 64)])
     buffer = torch.full((rows + 2, 200), float("nan"), dtype=torch.bfloat16)
     buffer[1:-1, 30:94] = x = torch.randn(rows, 64).bfloat16()
     assert torch.equal(linear(buffer[1:-1, 30:94]), linear(x))
@@ -154,9 +154,9 @@ def test_bfloat16_uses_everything_the_machine_offers():
 
 def test_float32_has_one_form_and_none_switches_the_codes_off():
     for quantization in ("auto", "none"):
-        assert choose_forms(torch.float32, "cpu", quantization) == Forms(torch.float32, CPU, PlainLinear, int4=False)
-    assert choose_forms(torch.bfloat16, "cpu", "none") == Forms(torch.bfloat16, CPU, BEST.dense, int4=False)
-    assert not choose_forms(torch.float16, "cpu", "auto").int4  # the product is slow there
+        assert choose_forms(torch.float32, "cpu", quantization) == Forms(torch.float32, CPU, PlainLinear)
+    assert choose_forms(torch.bfloat16, "cpu", "none") == Forms(torch.bfloat16, CPU, BEST.dense)
+    assert choose_forms(torch.float16, "cpu", "auto").quantization == "none"  # the product is slow there
 
 
 def test_a_gpu_gets_plain_matrices():

@@ -1,0 +1,96 @@
+"""Weights and activations as 8-bit floats, e4m3: both sides of the product are rounded, so it runs at twice the rate.
+
+    y[t, n] = x_scale[t] * w_scale[n] * sum over k of x_code[t, k] * w_code[n, k]
+
+Each row of the weight and each row of x, a token, has a scale that puts its largest value at the largest code, 448.
+A token's scale is found when it arrives, so none overflows, and one that is not finite spoils no other. e4m3 has three
+bits of mantissa: a value is off by up to 1/16 of itself. After "FP8 Formats for Deep Learning" (Micikevicius et al.
+2022, arXiv 2209.05433). Lesson 16.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+
+from minillm.eight_bit import quantize_rows
+from minillm.errors import ConfigError
+from minillm.linear.dense import PackedLinear, PlainLinear
+from minillm.quantize import ChannelQuantized
+
+FP8 = torch.float8_e4m3fn
+MULTIPLE = 16  # of rows and columns, in PyTorch's fp8 product
+
+
+class Fp8Linear:
+    """Codes of one byte, multiplied by the tensor cores of a GPU of compute capability 8.9 or later, bfloat16 out.
+
+    Raises ConfigError for a matrix that PyTorch's fp8 product does not take.
+    """
+
+    def __init__(self, weight: ChannelQuantized, bias: torch.Tensor | None = None):
+        if any(size % MULTIPLE for size in weight.shape):
+            raise ConfigError(
+                f"quantization='fp8' needs matrices with multiples of {MULTIPLE} rows and columns on a GPU, and this "
+                f"model has one of {list(weight.shape)}; use quantization='int8'"
+            )
+        from minillm.kernels.fp8_rows import round_rows_to_fp8  # not before a GPU is there
+
+        self.round_rows = round_rows_to_fp8
+        self.codes = weight
+        self.bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        codes, scale = self.round_rows(x)
+        y = torch._scaled_mm(
+            codes, self.codes.codes.t(), scale[:, None], self.codes.scale[None, :], out_dtype=torch.bfloat16
+        )
+        return y if self.bias is None else y + self.bias
+
+    @property
+    def num_weight_bytes(self) -> Counter[str]:
+        return Counter({"fp8": self.codes.nbytes})
+
+
+class EmulatedFp8:
+    """The same numbers where nothing multiplies them natively: e4m3 values held and multiplied in a wider type.
+
+    Saves neither bytes nor time; it shows what the rounding does to a model's answers. Products of two codes are
+    exact in float32, and the sums are its.
+    """
+
+    def __init__(
+        self,
+        weight: ChannelQuantized,
+        bias: torch.Tensor | None = None,
+        dense: type[PlainLinear] | type[PackedLinear] = PlainLinear,
+        dtype: torch.dtype = torch.float32,
+    ):
+        self.dense = dense(weight.codes.to(dtype))
+        self.scale = weight.scale
+        self.bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        codes, scale = quantize_rows(x, FP8)
+        y = self.dense(codes.to(x.dtype)).float() * scale[:, None] * self.scale
+        y = y.to(x.dtype)
+        return y if self.bias is None else y + self.bias
+
+    @property
+    def num_weight_bytes(self) -> Counter[str]:
+        return Counter({f"fp8 held as {name}": size for name, size in self.dense.num_weight_bytes.items()})
+
+
+def check_fp8(device: torch.device, dtype: torch.dtype) -> None:
+    """Raises ConfigError where fp8 products cannot run."""
+    if device.type != "cuda":
+        return
+    major, minor = torch.cuda.get_device_capability(device)
+    if (major, minor) < (8, 9):
+        raise ConfigError(
+            f"quantization='fp8' needs compute capability 8.9 (L4, RTX 40, H100), this GPU has {major}.{minor}; "
+            "use quantization='int8', which needs none, or device='cpu', which emulates it"
+        )
+    if dtype != torch.bfloat16:
+        raise ConfigError(f"quantization='fp8' gives bfloat16 on a GPU, and dtype is {dtype}; use dtype='bfloat16'")
