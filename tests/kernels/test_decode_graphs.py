@@ -9,6 +9,7 @@ from minillm.attention.choose import choose_attention
 from minillm.checkpoint import load
 from minillm.config import EngineConfig
 from minillm.decode_graphs import DecodeGraphs, why_eager
+from minillm.embedding import HostEmbedding
 from minillm.model import Transformer
 from tests.unit.engines import GREEDY, MAX_LEN, make_engine, random_prompts, run
 
@@ -54,6 +55,30 @@ def test_padding_writes_nothing_and_reads_nothing(tiny, session_seed):
     assert 4 in ran
     untouched = torch.stack([tensor.isnan().all(dim=(0, 2, 3, 4)) for tensor in engine.kv_cache.tensors]).all(dim=0)
     assert untouched.sum() == 80 - (1 + 2 + 1), "three requests of one, two and one block"
+
+
+def test_rows_of_a_table_in_cpu_memory_are_looked_up_outside_of_the_graph(tiny, session_seed):
+    prompts = random_prompts(tiny, [5, 17, 3], session_seed)
+    expected = run(make_engine(tiny, "naive"), prompts, SHORT)
+    engine, ran = with_graphs(tiny)
+    network = Transformer(tiny[0].config, tiny[0].weights)
+    engine.model = engine.decode_graphs.model = network
+    network.embed = HostEmbedding(network.embedding, AtOnce())
+    assert run(engine, prompts, SHORT) == expected
+    graph = engine.decode_graphs.graphs[4]
+    assert ran and graph.embedded.shape == (4, network.config.hidden_size)
+    network.embed = None  # whatever replays now has nothing but its own buffers
+    graph.replay()
+
+
+class AtOnce:
+    """A link to the memory where everything is already."""
+
+    def make_buffer(self, num_rows, table):
+        return torch.empty(num_rows, table.shape[1])
+
+    def send(self, rows):
+        return rows.clone(), lambda: None
 
 
 def test_a_shrinking_batch_leaves_nothing_of_the_requests_before(tiny, session_seed):
