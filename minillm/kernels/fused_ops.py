@@ -34,7 +34,8 @@ class FusedOps:
         parts,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         with parts("kv_write"):  # the rotation is inside
-            rope_kv_write(heads, norms, *angles, kv_layer.k, kv_layer.v, slot_mapping)
+            scales = kv_layer.k_scale, kv_layer.v_scale
+            rope_kv_write(heads, norms, *angles, kv_layer.k, kv_layer.v, slot_mapping, *scales)
         num_kv_heads = kv_layer.k.shape[2]
         num_heads = heads.shape[1] - 2 * num_kv_heads
         return heads.split([num_heads, num_kv_heads, num_kv_heads], dim=1)

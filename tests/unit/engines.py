@@ -22,21 +22,26 @@ def attention(body):
     return body if callable(body) else choose_attention(torch.device("cpu"), torch.float32, body)[0]
 
 
-def make_engine(parts, body="cpu", num_blocks=64, block_size=B, contiguous=False, **options):
+def make_engine(parts, body="cpu", num_blocks=64, block_size=B, contiguous=False, kv_dtype=None, **options):
     """An engine built by hand from its parts, its cache poisoned so that no unwritten row can be read unnoticed."""
     checkpoint, model = parts
     config = EngineConfig(block_size=block_size, **{"max_num_batched_tokens": 64, "max_num_seqs": 33, **options})
     if contiguous:
-        cache = ContiguousKV(checkpoint.config, num_slots=num_blocks, max_model_len=MAX_LEN)
+        cache = ContiguousKV(checkpoint.config, num_slots=num_blocks, max_model_len=MAX_LEN, kv_dtype=kv_dtype)
         pool = BlockPool(num_blocks, MAX_LEN, enable_prefix_caching=False)
     else:
-        cache = KVCache(checkpoint.config, num_blocks, block_size)
+        cache = KVCache(checkpoint.config, num_blocks, block_size, kv_dtype=kv_dtype)
         pool = BlockPool(num_blocks, block_size, config.enable_prefix_caching)
-    for tensor in cache.tensors:
-        tensor.fill_(float("nan"))
+    poison(cache)
     scheduler = make_scheduler(config, pool, MAX_LEN)
     sampler = Sampler(eos_token_ids=checkpoint.tokenizer.eos_token_ids)
     return Engine(model, checkpoint.tokenizer, cache, scheduler, sampler, attention(body), MAX_LEN)
+
+
+def poison(cache):
+    """Fill a cache so that a row which nobody wrote reads back as NaN; with 8-bit codes its scale says so."""
+    for tensor in cache.scales or cache.tensors:
+        tensor.fill_(float("nan"))
 
 
 def run(engine, prompts, params=GREEDY):
@@ -64,10 +69,10 @@ def random_prompts(parts, lengths, seed):
     return [torch.randint(0, size, (n,), generator=generator).tolist() for n in lengths]
 
 
-def whole(parts, tokens, body="naive"):
+def whole(parts, tokens, body="naive", kv_dtype=None):
     """Logits of every row, computed in one go in a fresh cache: [n, V]."""
     checkpoint, model = parts
-    cache = KVCache(checkpoint.config, -(-len(tokens) // B), B)
+    cache = KVCache(checkpoint.config, -(-len(tokens) // B), B, kv_dtype=kv_dtype)
     batch = Batch.build([tokens], [len(tokens)], [list(range(cache.num_blocks))], B)
     with torch.inference_mode():
         return model.lm_head(model.hidden(batch, cache, attention(body)))
@@ -81,12 +86,11 @@ def recomputed(parts, prompt, n=NEW, body="naive"):
     return tokens[len(prompt) :]
 
 
-def chunked_logits(parts, tokens, body, chunk):
+def chunked_logits(parts, tokens, body, chunk, kv_dtype=None):
     """Logits of every row, computed in chunks over pages out of order that were NaN before: [n, V]. At most 64 rows."""
     checkpoint, model = parts
-    cache = KVCache(checkpoint.config, 4, B)
-    for tensor in cache.tensors:
-        tensor.fill_(float("nan"))
+    cache = KVCache(checkpoint.config, 4, B, kv_dtype=kv_dtype)
+    poison(cache)
     rows = []
     with torch.inference_mode():
         for start in range(0, len(tokens), chunk):
