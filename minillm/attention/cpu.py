@@ -1,9 +1,8 @@
 """The default on processors: decodes walk the block table, prefill chunks are matrix products.
 
 A batch may mix both, in any order. Decode rows go to the numba kernel of `cpu_decode.py` (float32 and
-bfloat16), or to plain PyTorch in `cpu_split.py`. A prefill chunk goes to the library in tiles of queries,
-each against the keys it sees and no others; a fresh prompt is one causal call on the new K and V and
-gathers nothing. Used from lesson 06 on, explained in lesson 11.
+bfloat16), or to plain PyTorch in `cpu_split.py`; prefill chunks go to `cpu_prefill.py`. A fresh prompt is
+computed on the new K and V and gathers nothing. Used from lesson 06 on, explained in lesson 11.
 """
 
 from __future__ import annotations
@@ -13,17 +12,15 @@ import logging
 import torch
 
 from minillm.attention import cpu_plan, cpu_split
-from minillm.attention.mask import accumulation_dtype, check_batch, first_visible_key, visible
+from minillm.attention.cpu_prefill import choose_prefill
+from minillm.attention.mask import accumulation_dtype, check_batch
 from minillm.attention.per_request import request_keys
-from minillm.attention.sdpa import library_attention
 from minillm.batch import Batch
 from minillm.errors import ShapeError
 from minillm.kv_cache import KVLayer
 
 log = logging.getLogger(__name__)
 KERNEL_DTYPES = (torch.float32, torch.bfloat16)
-QUERY_TILE = 256
-"""Queries per library call when a mask is needed: the masked-out corner of a tile is computed for nothing."""
 WORK_PER_THREAD = 2**16
 """Multiply-adds (keys x H x D) that pay for one more thread, about 20 microseconds' worth."""
 
@@ -35,8 +32,8 @@ class CPUAttention:
     kv_dtype   what the pages hold, where that is another type
     use_numba  False: decode in plain PyTorch even where numba is installed
 
-    `reason` says which decode runs and why. A `Batch` must not change between the layers of a step: what it
-    asks for is worked out once.
+    `reason` says which decode and which prefill run, and why. A `Batch` must not change between the layers of a
+    step: what it asks for is worked out once.
     """
 
     def __init__(self, dtype: torch.dtype = torch.float32, use_numba: bool = True, kv_dtype: torch.dtype | None = None):
@@ -48,16 +45,21 @@ class CPUAttention:
             self.reason = f"decode in plain PyTorch: the numba kernel reads float32 and bfloat16, not {dtype}"
         else:
             self._kernels, self.reason = _load_kernels(dtype, kv_dtype or dtype)
+        self._prefill, reason = choose_prefill(dtype)
+        self.reason += f"; {reason}"
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_layer: KVLayer, batch: Batch
     ) -> torch.Tensor:
-        return self.attend_with_lse(q, k, v, kv_layer, batch)[0]
+        return self._attend(q, k, v, kv_layer, batch, with_lse=False)[0]
 
     def attend_with_lse(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_layer: KVLayer, batch: Batch
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(out [T, H, D], lse [T, H] float32, float64 for float64 inputs)."""
+        return self._attend(q, k, v, kv_layer, batch, with_lse=True)
+
+    def _attend(self, q, k, v, kv_layer: KVLayer, batch: Batch, with_lse: bool):
         check_batch(q, k, v, kv_layer, batch)
         step = self._step(batch, kv_layer)
         step.check_blocks(kv_layer.k.shape[0])
@@ -65,14 +67,18 @@ class CPUAttention:
             return self._decode(q, kv_layer, step)
 
         out = torch.empty(q.shape, dtype=q.dtype)
-        lse = torch.empty(q.shape[:2], dtype=accumulation_dtype(q.dtype))
+        lse = torch.empty(q.shape[:2], dtype=accumulation_dtype(q.dtype)) if with_lse else None
         if step.reads:
-            out[step.rows], lse[step.rows] = self._decode(q[step.rows], kv_layer, step)
+            out[step.rows], of_reads = self._decode(q[step.rows], kv_layer, step)
+            if with_lse:
+                lse[step.rows] = of_reads
         for chunk in step.chunks:
             rows = slice(chunk.first, chunk.last)
             blocks = batch.block_tables[chunk.request]
             keys, values = request_keys(k[rows], v[rows], kv_layer, blocks, chunk.context)
-            out[rows], lse[rows] = prefill(q[rows], keys, values, kv_layer.window)
+            out[rows], of_chunk = self._prefill(q[rows], keys, values, kv_layer.window, with_lse)
+            if with_lse:
+                lse[rows] = of_chunk
         return out, lse
 
     def _step(self, batch: Batch, kv_layer: KVLayer) -> _Step:
@@ -127,25 +133,6 @@ class _Step:
         if self._splits is None:
             self._splits = cpu_split.Splits(self.reads, self.tables, block_size)
         return self._splits
-
-
-def prefill(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Queries [n, H, D] that end the keys [S, Hkv, D], n <= S: (out [n, H, D], lse [n, H])."""
-    n, num_keys = q.shape[0], k.shape[0]
-    if n == num_keys and (window is None or window >= n):
-        return library_attention(q, k, v, causal=True)
-    out = torch.empty(q.shape, dtype=q.dtype)
-    lse = torch.empty(q.shape[:2], dtype=accumulation_dtype(q.dtype))
-    for start in range(0, n, QUERY_TILE):
-        rows = slice(start, min(start + QUERY_TILE, n))
-        position = num_keys - n + start  # of the tile's first query
-        end = num_keys - n + rows.stop  # the tile's last query sees the keys before this one
-        first = first_visible_key(position, window)
-        mask = visible(torch.arange(position, end), torch.arange(first, end), window)
-        out[rows], lse[rows] = library_attention(q[rows], k[first:end], v[first:end], mask)
-    return out, lse
 
 
 def _load_kernels(dtype: torch.dtype, kv_dtype: torch.dtype):

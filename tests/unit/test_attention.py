@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from minillm.attention import CPUAttention, PerRequest, choose_attention, cpu, flash, naive, sdpa
+from minillm.attention import CPUAttention, PerRequest, choose_attention, cpu_prefill, flash, naive, sdpa
 from minillm.attention.mask import visible_keys
 from minillm.attention.merge import merge
 from minillm.batch import Batch
@@ -362,11 +362,11 @@ def test_flash_never_stores_the_whole_matrix_and_naive_does():
 
 
 def test_a_prefill_tile_reads_no_key_after_its_last_query(monkeypatch):
-    monkeypatch.setattr(cpu, "QUERY_TILE", 16)
+    monkeypatch.setattr(cpu_prefill, "LIBRARY_TILE", 16)
     q, k, v = random_sequence(40, 60)
     expected, _ = oracle(q, k, v)
     k[36:], v[36:] = NAN, NAN  # queries 0..15 stand at positions 20..35
-    out, _ = cpu.prefill(q, k, v)
+    out, _ = cpu_prefill.by_library(q, k, v)
     assert_close(out[:16], expected[:16], torch.float32)
     assert out[16:].isnan().all()
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from minillm.attention import choose_attention, cpu, cpu_plan, sparse
+from minillm.attention import choose_attention, cpu_plan, cpu_prefill, sparse
 from minillm.attention.sparse.blocks import DynamicBlockAttention, aligned_edges, kept_blocks
 from minillm.attention.sparse.lsh import LSHAttention
 from minillm.errors import ShapeError
@@ -331,15 +331,15 @@ def test_nan_after_a_query_does_not_reach_it(text):
 
 def keys_read(monkeypatch, text, n):
     """Query x key pairs that a prefill of n tokens computes in library calls, in tiles of 64 queries."""
-    monkeypatch.setattr(cpu, "QUERY_TILE", 64)
+    monkeypatch.setattr(cpu_prefill, "LIBRARY_TILE", 64)
     pairs = []
-    real = cpu.library_attention
+    real = cpu_prefill.library_attention
 
     def counted(q, k, v, mask=None, causal=False, **options):
         pairs.append(len(q) * len(k))
         return real(q, k, v, mask, causal, **options)
 
-    monkeypatch.setattr(cpu, "library_attention", counted)
+    monkeypatch.setattr(cpu_prefill, "library_attention", counted)
     attend, _ = choose_attention("cpu", torch.float32, text)
     attend(*Ragged([random_sequence(n, n, heads=1, kv_heads=1, head_size=8)]).inputs)
     return sum(pairs)
