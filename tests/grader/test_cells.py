@@ -65,7 +65,8 @@ def test_definitions_leave_out_checks_plots_and_prints_and_keep_line_numbers():
     assert kept.splitlines()[0] == "import math" and kept.splitlines()[6] == "@decorated"
     assert "print" not in kept and "check" not in kept and kept.splitlines()[-1].strip() == "total += y"
     assert "plot(a)" in kept, "inside a function it belongs to the function"
-    assert definitions("f(1)\n'text'\npass") == ""
+    assert definitions("f(1)\n'text'\npass\nassert f(2) == 3") == ""
+    assert "assert x" in definitions("def f(x):\n    assert x"), "inside a function it belongs to the function"
     with pytest.raises(SyntaxError):
         definitions("def f(:")
 

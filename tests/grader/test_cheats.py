@@ -47,6 +47,10 @@ def function(name, body, head=""):
     return f"{marks[name]}{head}\ndef {name}(*a, **k):\n    {body}"
 
 
+def test_a_learners_own_wrong_assert_behind_a_right_definition_costs_nothing(marks):
+    assert marks(IMPORTS, COUNTER + "\nassert 1 == 2, 'a slip in the test, not in the task'")["ex90.2"] == (1, "")
+
+
 def test_importing_the_reference_is_refused_by_name(marks):
     got = marks(
         IMPORTS,

@@ -1,7 +1,7 @@
 """Code cells as the grader reads them: which defines which task, what of a cell is a definition, what a name needs.
 
 Nothing here runs a cell. Lines of IPython (%, !) count as empty. Statements that only do something, a check, a plot, a
-print, are no definitions: grading leaves them out, and so does what `check` saves.
+print, an assert, are no definitions: grading leaves them out, and so does what `check` saves.
 """
 
 from __future__ import annotations
@@ -59,10 +59,11 @@ def exercise_of(cells: list[Cell], path: Path) -> str:
 def definitions(source: str) -> str:
     """The part of a cell that defines something, with its line numbers kept; "" when nothing does.
 
-    Calls that stand alone go; everything else stays, since loops and conditions may define. Raises SyntaxError.
+    Calls that stand alone and a learner's own asserts go, right or wrong; everything else stays, since loops and
+    conditions may define. Raises SyntaxError.
     """
     tree = ast.parse(source)
-    tree.body = [node for node in tree.body if not isinstance(node, ast.Expr | ast.Pass)]
+    tree.body = [node for node in tree.body if not isinstance(node, ast.Expr | ast.Assert | ast.Pass)]
     if not tree.body:
         return ""
     lines = source.splitlines()
