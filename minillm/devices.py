@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from minillm.errors import ConfigError
 
 TERA, GIGA = 1e12, 1e9
+PCIE_BANDWIDTH = 31.5 * GIGA  # bytes per second each way at most: PCIe 4.0, 16 lanes of 16 GT/s, 128 bits in 130
 
 
 @dataclass(frozen=True)

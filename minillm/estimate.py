@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from minillm import costs, memory, roofline
 from minillm.config import ModelConfig
-from minillm.devices import DEVICES, Device, find_device
+from minillm.devices import DEVICES, PCIE_BANDWIDTH, Device, find_device
 from minillm.errors import ConfigError
 
 HERE = "here"  # the device name that stands for this machine
@@ -81,6 +81,12 @@ def estimate(
             "fragmentation": held.fragmentation,
             "total": held.total,
             "device": device.memory,
+        },
+        "embedding": {
+            "table": config.vocab_size * config.hidden_size * size,
+            "is_the_head": config.tie_word_embeddings,
+            "rows": context * config.hidden_size * size,
+            "pcie_s": context * config.hidden_size * size / PCIE_BANDWIDTH,
         },
         "fits": {
             "batch": memory.largest_batch(config, device.memory, context, **layout),
@@ -170,10 +176,20 @@ def table(result: dict) -> str:
             f"{tiles['waves']} waves, SMs {tiles['sms_busy']:.0%} busy",
             "memory: " + " + ".join(f"{name} {_gb(held[name])}" for name in ("parameters", "activations", "kv"))
             + f" + fragmentation {_gb(held['fragmentation'])} = {_gb(held['total'])} of {_gb(held['device'])}",
+            f"embedding table: {_gb(r['embedding']['table'])}" + _embedding_words(r["embedding"]),
             f"fits: {fits['batch']:,} requests of {r['context']:,} tokens, or {r['batch']} of {fits['context']:,} "
             f"({fits['context_naive_attention']:,} with naive attention)",
         ]
     )  # fmt: skip
+
+
+def _embedding_words(embedding: dict) -> str:
+    if embedding["is_the_head"]:
+        return ", which is the LM head as well and stays on the device"
+    return (
+        f", which embedding_device=cpu keeps off the device; the prompt's {embedding['rows'] / 1e6:,.1f} MB of rows then "
+        f"take {embedding['pcie_s'] * 1e6:,.0f} us of PCIe at least, before the first layer"
+    )
 
 
 def _phase_lines(title: str, phase: dict) -> list[str]:

@@ -34,6 +34,17 @@ def test_the_json_holds_what_the_functions_say():
     assert result["fits"]["context_naive_attention"] < result["fits"]["context"]
 
 
+def test_the_embedding_table_in_cpu_memory_saves_its_bytes_and_no_time():
+    """A18: 2048 x 4096 x 2 bytes = 16.8 MB over PCIe, 0.26 GB saved for the 7B and 1.05 GB for the 8B."""
+    seven, eight = (estimate.estimate(estimate.shape_of(name), find_device("A100-80GB"), 2048) for name in ("7b", "8b"))
+    assert seven["embedding"]["table"] == 32_000 * 4096 * 2 and eight["embedding"]["table"] == 128_256 * 4096 * 2
+    assert seven["embedding"]["rows"] == eight["embedding"]["rows"] == 16_777_216
+    assert 500e-6 < seven["embedding"]["pcie_s"] < 0.01 * seven["prefill"]["s"]
+    assert "1.05 GB, which embedding_device=cpu keeps off" in estimate.table(eight)
+    small = estimate.estimate(estimate.shape_of("1b"), find_device("T4"), 2048)
+    assert "is the LM head as well" in estimate.table(small)
+
+
 def test_the_table_shows_each_operation_of_both_phases():
     done = minillm("--model", "70b", "--device", "A100-80GB", "--dtype", "bfloat16")
     assert done.returncode == 0, done.stderr
