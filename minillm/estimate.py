@@ -187,8 +187,8 @@ def _embedding_words(embedding: dict) -> str:
     if embedding["is_the_head"]:
         return ", which is the LM head as well and stays on the device"
     return (
-        f", which embedding_device=cpu keeps off the device; the prompt's {embedding['rows'] / 1e6:,.1f} MB of rows then "
-        f"take {embedding['pcie_s'] * 1e6:,.0f} us of PCIe at least, before the first layer"
+        f", which embedding_device=cpu keeps off the device; the prompt's {embedding['rows'] / 1e6:,.1f} MB of rows "
+        f"then take {embedding['pcie_s'] * 1e6:,.0f} us of PCIe at least, before the first layer"
     )
 
 
