@@ -16,6 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from itertools import pairwise
 
 import torch
 
@@ -272,14 +273,15 @@ class LLM:
         """Yield (logits [n, V] in float32, ids [n]) that belong together: the tokens from number `start` on, and the
         logits from which each of them would be drawn, at most SCORE_ROWS at a time.
 
-        step  tokens per forward pass; default: the token budget. 1 takes the way of a decode.
+        step  tokens per forward pass from there on, after a prefill of those before; 1 takes the way of a decode.
+              Default: the token budget for all of them
 
         Raises PromptError when the prompt does not fit or `start` is not one of its tokens with one before it.
         """
         engine, pool = self.engine, self.engine.scheduler.block_pool
         request = engine.make_request(prompt, self.default_sampling_params)
         engine.scheduler.check(request)
-        ids, step = request.token_ids, step or self.config.max_num_batched_tokens
+        ids, budget = request.token_ids, self.config.max_num_batched_tokens
         if not 1 <= start <= len(ids):
             raise PromptError(f"start={start} must be from 1, the first token with one before it, to {len(ids)}")
         needed = -(-len(ids) // pool.block_size)
@@ -287,8 +289,9 @@ class LLM:
             raise PromptError(f"scoring needs {needed} blocks and {pool.num_free} are free; let running requests end")
         table = pool.allocate(needed)
         try:
-            for begin in range(0, len(ids), step):
-                end = min(begin + step, len(ids))
+            stepwise = 0 if step is None else start - 1
+            begins = [*range(0, stepwise, budget), *range(stepwise, len(ids), step or budget)]
+            for begin, end in pairwise([*begins, len(ids)]):
                 batch = Batch.build([ids[begin:end]], [end], [table], pool.block_size, device=engine.model.device)
                 hidden = engine.model.hidden(batch, engine.kv_cache, engine.attend)  # row i: token begin + i + 1
                 first = max(begin, start - 1)

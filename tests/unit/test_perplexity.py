@@ -96,8 +96,22 @@ def test_scores_from_a_later_start_and_in_small_steps_are_the_same(llm):
     for step in (1, 3, 80):
         steps = list(llm.logits(ids, 70, step))
         assert torch.cat([wanted for _, wanted in steps]).tolist() == ids[70:]
+        assert len(steps[0][1]) == min(step, 10)
         logprobs = torch.cat([logits.log_softmax(-1).gather(1, wanted[:, None]) for logits, wanted in steps])
         assert logprobs[:, 0].tolist() == pytest.approx(whole[69:], abs=1e-4)
+
+
+def test_a_step_of_one_token_is_a_decode_behind_a_prefill(llm, monkeypatch):
+    passes = []
+    hidden = llm.engine.model.hidden
+    monkeypatch.setattr(
+        llm.engine.model, "hidden", lambda batch, *rest: passes.append(len(batch.token_ids)) or hidden(batch, *rest)
+    )
+    list(llm.logits(some_ids(80), 76, step=1))
+    assert passes == [37, 37, 1] + [1] * 5
+    passes.clear()
+    llm.score(some_ids(80), 76)
+    assert passes == [37, 37, 6]
 
 
 def test_a_caller_that_stops_listening_gives_the_blocks_back(llm):
