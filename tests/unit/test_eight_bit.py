@@ -39,6 +39,7 @@ from tests.unit.engines import (
     run,
     whole,
 )
+from tests.unit.two_ranks import open_two, tokens
 
 INT8, FP8 = EIGHT_BIT
 FAMILIES = ["random:tiny", "random:tiny-mistral", "random:tiny-qwen2", "random:tiny-qwen3"]
@@ -394,3 +395,34 @@ def test_fp8_needs_a_gpu_that_has_it_and_int8_does_not(monkeypatch, capability, 
     else:
         assert choose_kv_dtype(EngineConfig(kv_cache_dtype="fp8"), torch.bfloat16, cuda)[0] == FP8
     assert choose_kv_dtype(EngineConfig(kv_cache_dtype="fp8"), torch.bfloat16, torch.device("cpu"))[0] == FP8
+
+
+# -- several ranks, and the real model
+
+
+def test_two_ranks_keep_their_heads_in_eight_bits(tiny, session_seed, kv_dtype):
+    name = "int8" if kv_dtype == INT8 else "fp8"
+    prompts = random_prompts(tiny, [5, 37], session_seed + 8)
+    with open_two("random:tiny", kv_cache_dtype=name) as two:
+        assert two.engine.kv_cache.tensors[0].dtype == kv_dtype
+        replies = [reply for (reply,) in tokens(two, prompts)]
+        assert_tokens_follow(tiny, prompts, replies, kv_dtype)
+        shared = two.generate(prompts[1:], SamplingParams(n=3, seed=1, max_tokens=8, ignore_eos=True), use_tqdm=False)
+        assert len(shared[0].outputs) == 3
+
+
+@pytest.mark.slow
+def test_the_real_model_says_the_same_where_it_is_sure():
+    """fp32; every token of the answer leads the next candidate by more than 0.5 nats with an exact cache."""
+    messages = [{"role": "user", "content": "Name the capital of France."}]
+    params = SamplingParams(temperature=0.0, max_tokens=24, logprobs=2)
+    texts = {}
+    for name in ("auto", "int8", "fp8"):
+        with LLM(dtype="float32", quantization="none", kv_cache_dtype=name, kv_cache_memory_bytes=1 << 26) as llm:
+            (output,) = llm.chat(messages, params, use_tqdm=False)
+        texts[name] = output.outputs[0].text
+        if name == "auto":
+            first_two = (sorted(x.logprob for x in step.values())[-2:] for step in output.outputs[0].logprobs)
+            assert min(best - second for second, best in first_two) > 0.5
+    assert "Paris" in texts["auto"]
+    assert texts["int8"] == texts["fp8"] == texts["auto"]
