@@ -125,5 +125,5 @@ class Batch:
             tokens.append(request.token_ids[start : start + n])
             contexts.append(start + n)
             tables.append(request.block_table)
-            sampled.append(start + n == request.num_tokens)
+            sampled.append(request.is_sampled_after(n))
         return cls.build(tokens, contexts, tables, block_size, sampled, device, step.padding)

@@ -88,7 +88,7 @@ class Engine:
         Raises PromptError for a prompt that is empty, of the wrong type, or outside the vocabulary, and
         EngineClosedError.
         """
-        self._check_open()
+        self.check_open()
         arrival = self.clock()
         if isinstance(prompt, str):
             ids = self.tokenizer.encode(prompt, add_special_tokens=not chat)
@@ -112,7 +112,7 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises PromptError if it can never fit, QueueFullError, EngineClosedError."""
-        self._check_open()
+        self.check_open()
         if request.request_id in self._jobs:
             raise PromptError(f"request id {request.request_id!r} is already running; choose another")
         job = Job([])
@@ -149,7 +149,7 @@ class Engine:
         pool, and the error is raised: a MinillmError as it is, anything else as StepError. Requests that had
         just ended are not lost: the next step returns them.
         """
-        self._check_open()
+        self.check_open()
         step = self.scheduler.schedule(self.clock())
         chunks = self._undelivered + [self._chunk(request, "", []) for request in step.ended]
         self._undelivered = []
@@ -182,7 +182,7 @@ class Engine:
         self.scheduler.commit(step)
 
         rows, sampled = [], []
-        done = (request for request, _ in step.scheduled if request.num_uncomputed_tokens == 0)
+        done = (request for request, _ in step.scheduled if request.is_sampled_after(0))
         for row, request in enumerate(done):
             family = [request, *self._fork(request)]  # siblings born here read the same logits
             sampled += family
@@ -243,7 +243,8 @@ class Engine:
 
     # ---- bookkeeping -------------------------------------------------------------------------
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raises EngineClosedError after `close`."""
         if self.closed:
             raise EngineClosedError("this engine was closed; create a new LLM")
 

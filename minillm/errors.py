@@ -42,6 +42,10 @@ class RankError(MinillmError):
     """A process of a tensor-parallel engine failed, died or did not answer. All of them end; create a new LLM."""
 
 
+class ProducerError(MinillmError):
+    """The process that tokenises a prompt while it arrives could not be started, or died. Start the prompt again."""
+
+
 class NumericsError(MinillmError):
     """The model produced NaN where a number was needed, so no token can be chosen."""
 

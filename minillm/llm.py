@@ -14,7 +14,7 @@ import logging
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from itertools import pairwise
 
@@ -31,6 +31,8 @@ from minillm.errors import ConfigError, PromptError
 from minillm.kv_cache import KVCache
 from minillm.model import Transformer
 from minillm.outputs import RequestOutput, StreamChunk
+from minillm.pipeline.growing import CHUNK_TOKENS, GrowingPrompt, check_growing
+from minillm.pipeline.producer import Producer
 from minillm.request import Request
 from minillm.resources import (
     choose_device,
@@ -73,6 +75,7 @@ class LLM:
         self.reasons: dict[str, str] = {}
         self._mailboxes: dict[str, deque[StreamChunk | Exception]] = {}  # by request id, one for each open stream
         self._close_ranks: Callable[[], object] = lambda: None
+        self._producer: Producer | None = None  # tokenises prompts that arrive in pieces; from the first one on
 
         device, self.reasons["device"] = choose_device(config)
         dtype, self.reasons["dtype"] = choose_dtype(config, device)
@@ -187,13 +190,47 @@ class LLM:
         (params,) = self._params(sampling_params, 1)
         return self._stream(self.engine.make_request(prompt, params, chat=chat), profile)
 
-    def _stream(self, request: Request, profile: bool) -> Iterator[StreamChunk]:
+    def generate_from(
+        self, pieces: Iterable[str], sampling_params: SamplingParams | None = None, chunk_tokens: int = CHUNK_TOKENS
+    ) -> RequestOutput:
+        """Complete one prompt whose text is still arriving: it is computed as far as it is known.
+
+        pieces        a file opened as text, a generator, or anything else that yields str; cut wherever it likes
+        chunk_tokens  fewer new tokens than that wait for more of them, unless the text has ended
+
+        Tokens are those of `generate` with the whole text. The pieces are tokenised in another process, started by the
+        first such call and kept until `close`; `metrics.arrival` says what that hid. Raises what `generate` raises,
+        PromptError also when `pieces` fails or goes on beyond max_model_len, and ProducerError.
+        """
+        output = None
+        for chunk in self.stream_from(pieces, sampling_params, chunk_tokens):
+            output = chunk.output
+        return output
+
+    def stream_from(
+        self, pieces: Iterable[str], sampling_params: SamplingParams | None = None, chunk_tokens: int = CHUNK_TOKENS
+    ) -> Iterator[StreamChunk]:
+        """Yield what each step adds, as `stream`, to a prompt that is still arriving, as in `generate_from`."""
+        (params,) = self._params(sampling_params, 1)
+        check_growing(self.engine, chunk_tokens)
+        self._producer = self._producer or Producer(self.tokenizer)
+        return self._stream_from(pieces, params, chunk_tokens)
+
+    def _stream_from(self, pieces: Iterable[str], params: SamplingParams, chunk_tokens: int) -> Iterator[StreamChunk]:
+        with self._producer.read(pieces, clock=self.engine.clock) as arriving:
+            prompt = GrowingPrompt(self.engine, arriving, params, chunk_tokens)
+            yield from self._stream(prompt.request, profile=False, feed=prompt.feed)
+
+    def _stream(
+        self, request: Request, profile: bool, feed: Callable[[], object] = lambda: None
+    ) -> Iterator[StreamChunk]:
         self.engine.profile = profile
         mailbox = self._mailboxes[request.request_id] = deque()
         try:
             self.engine.add(request)
             while mailbox or self.engine.is_running(request.request_id):
                 if not mailbox:
+                    feed()
                     self._step()
                 elif isinstance(mailbox[0], Exception):
                     raise mailbox[0]
@@ -315,6 +352,8 @@ class LLM:
         """Give the memory back. Further calls raise EngineClosedError."""
         self.engine.close()
         self._close_ranks()
+        if self._producer is not None:
+            self._producer.close()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 

@@ -32,6 +32,7 @@ class RequestMetrics:
     tpot_s       their mean
     e2e_s        arrival to the last token
     ttft_parts   the same TTFT by kind of work, only when the engine was asked to profile
+    arrival      of a prompt that came in pieces: what its arrival hid, see pipeline/growing.py
     """
 
     tokenize_s: float = 0.0
@@ -43,6 +44,7 @@ class RequestMetrics:
     e2e_s: float | None = None
     num_preemptions: int = 0
     ttft_parts: dict[str, float] | None = None
+    arrival: dict[str, float] | None = None
 
 
 @dataclass(eq=False)
@@ -57,6 +59,7 @@ class Request:
     tokenize_s: float = 0.0
     index: int = 0  # which of the n completions of its parent
     num_pending_forks: int = 0  # children still to be born after prefill
+    is_open: bool = False  # more of the prompt is still to come
 
     token_ids: list[int] = field(default_factory=list)  # prompt + generated
     num_computed_tokens: int = 0  # tokens whose K and V lie in the cache
@@ -71,6 +74,8 @@ class Request:
 
     first_scheduled_time: float | None = None
     token_times: list[float] = field(default_factory=list)  # clock seconds, one per generated token
+    text_ended_time: float | None = None  # clock seconds, when the last piece of a prompt had been read
+    arrival: dict[str, float] | None = None  # see RequestMetrics
 
     def __post_init__(self):
         if not self.token_ids:
@@ -92,6 +97,10 @@ class Request:
     def num_uncomputed_tokens(self) -> int:
         return len(self.token_ids) - self.num_computed_tokens
 
+    def is_sampled_after(self, n: int) -> bool:
+        """Is its next token drawn when n more tokens are computed? Never while more of the prompt is to come."""
+        return self.num_computed_tokens + n == len(self.token_ids) and not self.is_open
+
     @property
     def output_token_ids(self) -> list[int]:
         return self.token_ids[self.num_prompt_tokens :]
@@ -110,6 +119,8 @@ class Request:
             first, last = self.token_times[0], self.token_times[-1]
             result.prefill_s = first - self.first_scheduled_time
             result.ttft_s = first - self.arrival_time
+            if self.arrival is not None:
+                result.arrival = {**self.arrival, "ttft_after_text_s": first - self.text_ended_time}
             result.itl_s = [b - a for a, b in pairwise(self.token_times)]
             if result.itl_s:
                 result.tpot_s = (last - first) / len(result.itl_s)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import sys
+from collections.abc import Iterator
 
 from minillm.cli.options import add_sampling, engine_command, open_llm, sampling
+from minillm.errors import PromptError
 
+READ_BYTES = 1 << 16  # at a time, of a prompt that is streamed
 DEMO_QUESTION = "Name the capital of France."  # no step is a near tie, so rounding on no processor changes the answer
 
 
 def add_commands(commands) -> None:
     generate = engine_command(commands, "generate", run_generate, "complete one or more prompts")
-    generate.add_argument("prompts", nargs="+", metavar="PROMPT")
+    generate.add_argument("prompts", nargs="*", metavar="PROMPT")
+    stream = "instead: one prompt from a file, or - for standard input, computed while it is still being read"
+    generate.add_argument("--stream-prompt", metavar="FILE", help=stream)
     generate.add_argument("--chat", action="store_true", help="send each prompt as a user message")
     generate.add_argument("--json", action="store_true", help="print one JSON list")
     add_sampling(generate)
@@ -27,9 +33,15 @@ def add_commands(commands) -> None:
 
 
 def run_generate(args) -> None:
+    if bool(args.prompts) == bool(args.stream_prompt) or (args.chat and args.stream_prompt):
+        raise PromptError("give one or more prompts, or --stream-prompt FILE (without --chat)")
     with open_llm(args) as llm:
         params = sampling(args, llm)
-        if args.chat:
+        if args.stream_prompt:
+            outputs = [llm.generate_from(pieces_of(args.stream_prompt), params)]
+            args.prompts = [args.stream_prompt]
+            tell_arrival(outputs[0])
+        elif args.chat:
             conversations = [[{"role": "user", "content": prompt}] for prompt in args.prompts]
             outputs = llm.chat(conversations, params, use_tqdm=sys.stderr.isatty())
         else:
@@ -53,6 +65,27 @@ def run_generate(args) -> None:
         return
     for row in rows:
         print(row["text"] if len(rows) == 1 else f"--- {row['prompt']}\n{row['text']}")
+
+
+def pieces_of(path: str) -> Iterator[str]:
+    """The text of a file, or of standard input for "-", in pieces as they can be read."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    with open(0 if path == "-" else path, "rb", buffering=0, closefd=path != "-") as file:
+        while data := file.read(READ_BYTES):
+            yield decoder.decode(data)
+    decoder.decode(b"", final=True)  # raises where the text ends in the middle of a character
+
+
+def tell_arrival(output) -> None:
+    """What a prompt that was computed while it arrived has saved."""
+    said = output.metrics.arrival
+    print(
+        f"prompt: {len(output.prompt_token_ids)} tokens from {said['pieces']} pieces; tokenised in "
+        f"{said['tokenize_s'] * 1e3:.1f} ms, {said['hidden_s'] * 1e3:.1f} of them while the engine computed, which "
+        f"waited {said['waited_s'] * 1e3:.1f} ms for text; first token {said['ttft_after_text_s'] * 1e3:.1f} ms "
+        f"after its end",
+        file=sys.stderr,
+    )
 
 
 def run_chat(args) -> None:
