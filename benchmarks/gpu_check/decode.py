@@ -7,15 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import torch
 import torch.nn.functional as F
 
-from benchmarks.gpu_check.attention import Ragged, bodies, head_counts, name_of
+from benchmarks.gpu_check.attention import Ragged, bodies, head_counts
 from benchmarks.gpu_check.sections import Check
 from benchmarks.gpu_check.tell import with_rates
-from minillm.errors import ConfigError
-from minillm.kernels.launch import find_row
-from minillm.kernels.paged_attention import paged_attention
 
 
 def rows(check: Check) -> Iterator[dict]:
@@ -52,46 +48,3 @@ def dense(step: Ragged, batch: int, context: int) -> Callable:
     if step.q.device.type == "cuda":
         return lambda: F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
     return lambda: F.scaled_dot_product_attention(q, *(x.repeat_interleave(group, 1) for x in (k, v)))
-
-
-def eight_bit(check: Check) -> Iterator[dict]:
-    """K and V in 8 bits with a scale per row and head, against the model's dtype: bytes saved and error made."""
-    watch = check.stopwatch(repeats=15)
-    heads, kv_heads = head_counts(check)
-    head_size, batch, context = (16, 2, 40) if check.dry else (128, 64, 8192)
-    step = Ragged(check, [(1, context)] * batch, heads, kv_heads, head_size)
-    step.pages.nan_to_num_()  # a scale of NaN would hide the rows beside it
-    kinds = {check.dtype: (step.kv_layer.k, step.kv_layer.v, None, None)}
-    for dtype in (torch.int8, torch.float8_e4m3fn):
-        k, k_scale = _quantized(step.kv_layer.k, dtype)
-        v, v_scale = _quantized(step.kv_layer.v, dtype)
-        kinds[dtype] = (k, v, k_scale, v_scale)
-    outs, bodies, notes = {}, {}, {}
-    for dtype, (k, v, k_scale, v_scale) in kinds.items():
-        name = name_of(dtype)
-        try:
-            row = find_row("paged_attention", check.capability, head_size, name, "decode")
-        except ConfigError as error:
-            notes[name] = {"error": str(error)}
-            continue
-        outs[name], lse = torch.empty_like(step.q), torch.empty(step.q.shape[:2], device=check.device)
-        tables = (step.batch.block_tables, step.batch.query_start_loc, step.batch.seq_lens, row)
-        bodies[name] = lambda o=outs[name], lse=lse, k=k, v=v, tables=tables, scales=(k_scale, v_scale): (
-            paged_attention(o, lse, step.q, k, v, *tables, k_scale=scales[0], v_scale=scales[1])
-        )
-    times = watch.compare(bodies) | notes
-    exact = outs[name_of(check.dtype)].float()
-    errors = {name: round(float((out.float() - exact).norm() / exact.norm()), 5) for name, out in outs.items()}
-    for name, time in times.items():
-        values, scale = (1, 4 / head_size) if name != name_of(check.dtype) else (check.dtype.itemsize, 0)
-        num_bytes = int(2 * batch * context * kv_heads * head_size * (values + scale))
-        row = {"kv": name, "batch": batch, "context": context, "relative_error": errors.get(name)}
-        yield with_rates(row | {"times": {"ours": time}, "work": {"bytes": num_bytes}})
-
-
-def _quantized(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [P, block_size, Hkv, D] as 8-bit values and their scales [P, block_size, Hkv] float32."""
-    largest = 127 if dtype == torch.int8 else torch.finfo(dtype).max
-    scale = x.float().abs().amax(-1).clamp(min=1e-6) / largest
-    values = x.float() / scale[..., None]
-    return (values.round() if dtype == torch.int8 else values).to(dtype), scale

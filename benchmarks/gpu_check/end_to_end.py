@@ -33,18 +33,28 @@ def rows(check: Check) -> Iterator[dict]:
         for n in lengths:
             tried = {x: attend for x, attend in found.items() if x != "naive" or n <= NAIVE_UP_TO}
             engines = {x: make_engine(model, attend, n + NEW_TOKENS) for x, attend in tried.items()}
-            yield _row(check, name, "ttft", n, 1, engines, repeats=3 if n < 8192 else 2)
+            yield compare(check, name, "ttft", n, 1, engines, repeats=3 if n < 8192 else 2)
         for batch in (1, 2) if check.dry else (1, 8):
             n = lengths[1]
             engines = {x: make_engine(model, attend, n + NEW_TOKENS, batch) for x, attend in found.items()}
             if "triton" in found:
                 graphs = make_engine(model, found["triton"], n + NEW_TOKENS, batch, with_graphs=True)
                 engines = {"triton with graphs": graphs} | engines
-            yield _row(check, name, "tpot", n, batch, engines, repeats=2)
+            yield compare(check, name, "tpot", n, batch, engines, repeats=2)
         del model, engines
 
 
-def _row(check: Check, model: str, metric: str, n: int, batch: int, engines: dict[str, Engine], repeats: int) -> dict:
+def compare(
+    check: Check,
+    model: str,
+    metric: str,
+    n: int,
+    batch: int,
+    engines: dict[str, Engine],
+    repeats: int,
+    against: str = "sdpa",
+) -> dict:
+    """A row with "ttft" or "tpot" of engines that take turns, each with `batch` new random prompts of n tokens."""
     new_tokens = 1 if metric == "ttft" else 3 if check.dry else NEW_TOKENS
     seconds: dict[str, list[float]] = {name: [] for name in engines}
     failures = {}
@@ -64,4 +74,4 @@ def _row(check: Check, model: str, metric: str, n: int, batch: int, engines: dic
                 per_token = [output.metrics.tpot_s for output in outputs]
                 seconds[name].append(whole if metric == "ttft" else statistics.mean(per_token))
     times = {name: failures.get(name) or summary(values) for name, values in seconds.items()}
-    return {"model": model, "metric": metric, "prompt": n, "batch": batch, "times": times, "against": "sdpa"}
+    return {"model": model, "metric": metric, "prompt": n, "batch": batch, "times": times, "against": against}

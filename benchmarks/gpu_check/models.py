@@ -43,17 +43,23 @@ def random_model(check: Check, name: str, dtype: torch.dtype | None = None, ops=
 
 
 def make_engine(
-    model: Transformer, attend: Callable, max_len: int, requests: int = 1, with_graphs: bool = False
+    model: Transformer,
+    attend: Callable,
+    max_len: int,
+    requests: int = 1,
+    with_graphs: bool = False,
+    kv_dtype: torch.dtype | None = None,
 ) -> Engine:
     """An engine whose step takes all prompts, and whose cache holds `requests` sequences of `max_len` tokens.
 
     with_graphs  decode steps as CUDA graphs; on a CPU the same padded steps, run directly
+    kv_dtype     what K and V are kept in, if not the model's dtype
     """
     blocks = requests * -(-max_len // BLOCK_SIZE)
     config = EngineConfig(max_num_batched_tokens=requests * max_len, max_num_seqs=requests, enable_prefix_caching=False)
     pool = BlockPool(blocks, BLOCK_SIZE, enable_prefix_caching=False)
     tokenizer = Tokenizer.bytes_only(model.config.vocab_size)
-    cache = KVCache(model.config, blocks, BLOCK_SIZE, model.dtype, model.device)
+    cache = KVCache(model.config, blocks, BLOCK_SIZE, model.dtype, model.device, kv_dtype)
     graphs = None
     if with_graphs:
         capture = None if model.device.type == "cuda" else lambda run: run

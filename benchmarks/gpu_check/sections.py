@@ -39,7 +39,7 @@ SECTIONS = (
     Section("flash prefill", "prefill", 45),
     Section("paged prefill", "prefill", 25, "paged"),
     Section("decode", "decode", 40),
-    Section("8-bit KV", "decode", 20, "eight_bit"),
+    Section("8-bit KV", "eight_bit", 35),
     Section("end to end", "end_to_end", 75),
     Section("fused steps", "fused", 15),
     Section("tile staircase", "ceilings", 10, "staircase"),
