@@ -12,7 +12,10 @@ import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-COMPARISONS = {"attention": "minillm.compare_attention"}
+COMPARISONS = {
+    "attention": "minillm.compare_attention",
+    "alignment": "minillm.compare_alignment",
+}
 
 
 @dataclass(frozen=True)
