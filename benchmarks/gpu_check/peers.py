@@ -93,10 +93,8 @@ def _their_model(check: Check):
 
 
 def _seconds(check: Check, run) -> float:
-    if not check.dry:
-        torch.cuda.synchronize()
+    check.wait()
     start = time.perf_counter()
     run()
-    if not check.dry:
-        torch.cuda.synchronize()
+    check.wait()
     return time.perf_counter() - start

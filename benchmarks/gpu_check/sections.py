@@ -41,6 +41,7 @@ SECTIONS = (
     Section("decode", "decode", 40),
     Section("8-bit KV", "eight_bit", 35),
     Section("end to end", "end_to_end", 75),
+    Section("where time goes", "breakdown", 25),
     Section("fused steps", "fused", 15),
     Section("tile staircase", "ceilings", 10, "staircase"),
     Section("float16 against float32", "half", 15),
@@ -80,6 +81,11 @@ class Check:
             return 2**28
         kept = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()  # by PyTorch, for its next tensors
         return torch.cuda.mem_get_info()[0] + kept
+
+    def wait(self) -> None:
+        """Until the device has done all it was given."""
+        if not self.dry:
+            torch.cuda.synchronize()
 
     def stopwatch(self, **options) -> Stopwatch:
         return Stopwatch(self.device, **({"repeats": 2, "warmup": 1} if self.dry else options))
