@@ -147,6 +147,8 @@ class EngineConfig:
     embedding_device: str = "auto"  # cpu: keep the embedding table off the GPU; auto: beside the layers
     enforce_eager: bool = False  # True: no CUDA graphs for decode steps
     tensor_parallel_size: int = 1  # processes, each with a part of every layer; heads must divide by it
+    pipeline_parallel_size: int = 1  # processes, each with some of the layers; chunks of a step flow through them
+    pipeline_chunk_size: int | None = None  # most rows of such a chunk (128)
     max_num_batched_tokens: int = 2048  # token budget of one step
     max_num_seqs: int = 64  # sequences that may run at once
     max_model_len: int | None = None  # prompt + generated; default: what the model was trained for
@@ -181,9 +183,10 @@ class EngineConfig:
             _choice("attention", self.attention, ATTENTION_BODIES)
         _choice("embedding_device", self.embedding_device, EMBEDDING_DEVICES)
         _choice("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)
-        for name in ("max_num_batched_tokens", "max_num_seqs", "block_size", "tensor_parallel_size"):
+        for name in ("max_num_batched_tokens", "max_num_seqs", "block_size"):
             _positive(name, getattr(self, name))
         for name in (
+            "pipeline_chunk_size",
             "max_model_len",
             "num_kv_blocks",
             "kv_cache_memory_bytes",
@@ -209,8 +212,24 @@ class EngineConfig:
             )
         if not self.enable_chunked_prefill and self.chunk_limit is not None:
             raise ConfigError("prefill_chunk_size has no meaning with enable_chunked_prefill=False; drop one of them")
+        self._check_ranks()
         self._check_alignment()
         self._check_policy_options()
+
+    def _check_ranks(self) -> None:
+        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+            _positive(name, getattr(self, name))
+        tensor, pipeline = self.tensor_parallel_size, self.pipeline_parallel_size
+        if tensor > 1 and pipeline > 1:
+            raise ConfigError(
+                f"tensor_parallel_size={tensor} and pipeline_parallel_size={pipeline} cut the same model in two ways; "
+                f"leave one of them at 1"
+            )
+        if self.pipeline_chunk_size is not None and pipeline == 1:
+            raise ConfigError(
+                f"pipeline_chunk_size={self.pipeline_chunk_size} has no meaning without stages; drop it or raise "
+                f"pipeline_parallel_size"
+            )
 
     def _check_alignment(self) -> None:
         multiple, budget = self.align_prefill_tokens, self.max_num_batched_tokens
@@ -251,6 +270,11 @@ class EngineConfig:
                 f"speculative_chunk_size={self.speculative_chunk_size} is less than one block of {self.block_size} "
                 f"tokens, and only whole blocks can be found again; raise it to block_size or more"
             )
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that compute every step together."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def chunk_limit(self) -> int | None:

@@ -113,7 +113,7 @@ def why_eager(config: EngineConfig, device: torch.device, attend) -> str:
         return f"none: a {device.type} has no launches to save"
     if config.enforce_eager:
         return "none: enforce_eager"
-    if config.tensor_parallel_size > 1:
+    if config.num_ranks > 1:
         return "none: each step of several ranks begins with its announcement"
     if not isinstance(attend, TritonAttention):
         return "none: this attention reads context lengths on the host"

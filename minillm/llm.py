@@ -61,8 +61,9 @@ class LLM:
     **options  fields of EngineConfig
 
     Raises ConfigError for options, CheckpointError for the model's files, RankError when a rank does not start. With
-    tensor_parallel_size=N the other ranks are processes that end with this object; under torchrun they are those of
-    torchrun, and there only rank 0 comes back from this call, the others end with SystemExit when it closes its LLM.
+    tensor_parallel_size=N or pipeline_parallel_size=N the other ranks are processes that end with this object; under
+    torchrun they are those of torchrun, and there only rank 0 comes back from this call, the others end with SystemExit
+    when it closes its LLM.
     `config`, `reasons` (what was chosen and why) and `default_sampling_params` are there to be read.
     """
 
@@ -122,7 +123,7 @@ class LLM:
     def _open_model(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device):
         """The model and its cache: here, or in parts on several ranks that `close` ends."""
         config = self.config
-        if config.tensor_parallel_size > 1:
+        if config.num_ranks > 1:
             from minillm.parallel.start import open_ranks
 
             network, kv_cache, why, self.reasons["ranks"] = open_ranks(config, checkpoint, dtype, device)

@@ -118,8 +118,8 @@ def choose_num_blocks(
 
         budget = min(CPU_CACHE_LIMIT, int(CPU_CACHE_SHARE * psutil.virtual_memory().available))
         why = "25% of free memory, at most 1 GiB"
-        if config.tensor_parallel_size > 1:
-            budget, why = budget // config.tensor_parallel_size, f"{why}, shared by the ranks"
+        if config.num_ranks > 1:
+            budget, why = budget // config.num_ranks, f"{why}, shared by the ranks"
     num_blocks = budget // per_block
     if num_blocks < 1:
         raise ConfigError(

@@ -27,7 +27,8 @@ def run_serve(args) -> None:
     except ModuleNotFoundError as error:
         raise ConfigError(f"the server needs {error.name}: pip install 'minillm-course[serve]'") from error
 
-    if (args.engine_tensor_parallel_size or 1) > 1 and os.environ.get("RANK", "0") != "0":
+    ranks = max(args.engine_tensor_parallel_size or 1, args.engine_pipeline_parallel_size or 1)
+    if ranks > 1 and os.environ.get("RANK", "0") != "0":
         open_llm(args)  # one of torchrun's: inside, it follows rank 0, which alone listens, and ends with it
     api_key = args.api_key if args.api_key is not None else os.environ.get("MINILLM_API_KEY")
     config = ServerConfig(api_key, args.request_timeout_s, args.max_body_bytes)

@@ -19,7 +19,7 @@ from minillm.batch import Batch
 from minillm.config import ModelConfig
 from minillm.errors import RankError
 from minillm.kv_cache import KVCache
-from minillm.parallel.model import ParallelTransformer
+from minillm.model import Transformer
 from minillm.parallel.plan import HEADER, Work, header, lengths_of, num_integers, pack, unpack
 from minillm.parallel.ranks import Ranks, Traffic
 from minillm.profiler import NO_PARTS
@@ -38,7 +38,7 @@ class Driver:
     Every call raises RankError once a rank has failed.
     """
 
-    def __init__(self, config: ModelConfig, model: ParallelTransformer, ranks: Ranks, others):
+    def __init__(self, config: ModelConfig, model: Transformer, ranks: Ranks, others):
         self.config = config
         self.model = model
         self.ranks = ranks
@@ -138,7 +138,7 @@ class DrivenCache(KVCache):
 
 
 @torch.inference_mode()
-def follow(model: ParallelTransformer, kv: KVCache, attend, ranks: Ranks) -> None:
+def follow(model: Transformer, kv: KVCache, attend, ranks: Ranks) -> None:
     """Compute what rank 0 announces until it says stop. Raises RuntimeError when another rank is gone."""
     while True:
         ranks.traffic = Traffic()

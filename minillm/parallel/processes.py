@@ -167,13 +167,11 @@ class Children(Others):
             self.folder = None
 
 
-def find_others(size: int) -> Torchrun | Children:
+def find_others(size: int, option: str) -> Torchrun | Children:
     """How this process comes to `size` ranks. Raises ConfigError when torchrun started another number of them."""
     torchrun = Torchrun.find()
     if torchrun is None:
         return Children(size)
     if torchrun.size != size:
-        raise ConfigError(
-            f"torchrun started {torchrun.size} processes and tensor_parallel_size={size}; make the two equal"
-        )
+        raise ConfigError(f"torchrun started {torchrun.size} processes and {option}={size}; make the two equal")
     return torchrun

@@ -1,4 +1,4 @@
-"""What the processes of one tensor-parallel engine say to each other, and how many bytes that takes.
+"""What the processes of one engine say to each other, and how many bytes that takes.
 
 Rank 0 drives. It announces each step to the others over gloo, which waits without using a processor; the tensors of
 the step travel over gloo between CPUs and over NCCL between GPUs. The groups belong to the object and are not
@@ -19,6 +19,7 @@ from minillm.errors import ConfigError
 
 STEP_TIMEOUT_S = 60.0
 """A rank that takes no part in a step for so long counts as dead. One that ends is noticed at once."""
+TAG = 0  # of tensors between two ranks; one kind of them, so one number
 IDLE = timedelta(days=365)  # how long a rank waits for the next step of a server that nobody asks
 
 
@@ -37,6 +38,14 @@ class Traffic:
         self.bytes[kind] += num_bytes
 
 
+@dataclass
+class Transfer:
+    """A tensor on its way between two ranks."""
+
+    tensor: torch.Tensor
+    work: dist.Work
+
+
 class Ranks:
     """`size` processes, of which this one is `rank`. Connect before anything is sent.
 
@@ -45,7 +54,7 @@ class Ranks:
 
     def __init__(self, rank: int, size: int, device: torch.device | str = "cpu"):
         if not dist.is_available():
-            raise ConfigError("this PyTorch was built without torch.distributed; use tensor_parallel_size=1")
+            raise ConfigError("this PyTorch was built without torch.distributed; use one process")
         self.rank = rank
         self.size = size
         self.device = torch.device(device)
@@ -89,6 +98,22 @@ class Ranks:
         self.data.gather([parts] if parts else [], [x], options).wait()
         self.traffic.add("gather", x.nbytes * self.size)
         return parts
+
+    def send(self, x: torch.Tensor, to: int) -> Transfer:
+        """Begin to send x to another rank, which calls `receive`; x must stay as it is until it was waited for."""
+        x = x.contiguous()
+        self.traffic.add("send", x.nbytes)
+        return Transfer(x, self.data.send([x], to, TAG))
+
+    def receive(self, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> Transfer:
+        """Begin to receive a tensor of this shape. Between two ranks tensors arrive in the order they were sent."""
+        x = torch.empty(shape, dtype=dtype, device=self.device)
+        return Transfer(x, self.data.recv([x], source, TAG))
+
+    def wait_for(self, transfer: Transfer) -> torch.Tensor:
+        """The tensor, once it has arrived or may be overwritten. Raises RuntimeError when the other rank is gone."""
+        transfer.work.wait()
+        return transfer.tensor
 
     def spread(self, x: torch.Tensor) -> torch.Tensor:
         """Overwrite x with that of rank 0."""

@@ -16,11 +16,13 @@ from minillm.checkpoint import Checkpoint
 from minillm.config import EngineConfig, ModelConfig
 from minillm.errors import ConfigError
 from minillm.kv_cache import KVCache
+from minillm.model import Transformer
 from minillm.parallel.driver import DrivenCache, Driver, follow
 from minillm.parallel.model import ParallelTransformer
 from minillm.parallel.processes import Others, find_others
 from minillm.parallel.ranks import Ranks
 from minillm.parallel.split import check_split
+from minillm.pipeline.stages import CHUNK_ROWS, StageTransformer, check_stages
 from minillm.resources import choose_kv_dtype, choose_num_blocks
 
 
@@ -33,9 +35,9 @@ def open_ranks(
     of processes, or when GPUs are missing; RankError when a rank fails to start. On other ranks of torchrun it raises
     SystemExit when the work is done.
     """
-    size = config.tensor_parallel_size
-    check_split(checkpoint.config, size)
-    others = find_others(size)
+    size, staged = config.num_ranks, config.pipeline_parallel_size > 1
+    (check_stages if staged else check_split)(checkpoint.config, size)
+    others = find_others(size, "pipeline_parallel_size" if staged else "tensor_parallel_size")
     check_device(device, size if others.local else others.local_rank + 1)
     try:
         others.start(config)
@@ -51,12 +53,8 @@ def open_ranks(
         others.kill()
         raise
     whose = "processes started here" if others.local else "processes of torchrun"
-    return (
-        driver,
-        cache,
-        why,
-        f"{size} over {ranks.backend}: {whose}, each with 1/{size} of every layer; bytes are rank 0's",
-    )
+    held = f"{model.config.num_hidden_layers} of the layers here" if staged else f"each with 1/{size} of every layer"
+    return driver, cache, why, f"{size} over {ranks.backend}: {whose}, {held}; bytes are rank 0's"
 
 
 def run_rank(
@@ -79,13 +77,13 @@ def check_device(device: torch.device, needed: int) -> None:
     if torch.cuda.device_count() < needed:
         raise ConfigError(
             f"{needed} ranks on this machine need {needed} GPUs and it has {torch.cuda.device_count()}; use a smaller "
-            "tensor_parallel_size, or device='cpu'"
+            "tensor_parallel_size or pipeline_parallel_size, or device='cpu'"
         )
 
 
 def _connect(
     others: Others, config: EngineConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
-) -> tuple[ParallelTransformer, Ranks, int, str]:
+) -> tuple[Transformer, Ranks, int, str]:
     """This rank's part of the model, its connection, and a number of KV blocks that all ranks can hold."""
     if device.type == "cuda":
         device = torch.device("cuda", others.local_rank)
@@ -93,7 +91,11 @@ def _connect(
     ranks = Ranks(others.rank, others.size, device)
     host_table = config.embedding_device == "cpu"
     options = {"dtype": dtype, "device": device, "quantization": config.quantization, "host_table": host_table}
-    model = ParallelTransformer(checkpoint.config, checkpoint.weights, ranks, **options)
+    if config.pipeline_parallel_size > 1:
+        options["chunk_rows"] = config.pipeline_chunk_size or CHUNK_ROWS
+        model = StageTransformer(checkpoint.config, checkpoint.weights, ranks, **options)
+    else:
+        model = ParallelTransformer(checkpoint.config, checkpoint.weights, ranks, **options)
     others.wait_until_ready()
     ranks.connect(others.store, loopback=others.local)
     if not ranks.agree(fingerprint(config, checkpoint.config, dtype)):

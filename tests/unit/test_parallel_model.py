@@ -64,8 +64,8 @@ def on_ranks(size, work, timeout_s=20):
     return results
 
 
-def poisoned_cache(config):
-    cache = KVCache(config, num_blocks=12, block_size=B)
+def poisoned_cache(config, num_blocks=12):
+    cache = KVCache(config, num_blocks, block_size=B)
     for tensor in cache.tensors:
         tensor.fill_(float("nan"))
     return cache
