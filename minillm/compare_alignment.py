@@ -61,8 +61,8 @@ def compare(llm, quick: bool = False) -> Comparison:
     Raises ConfigError for an engine of several ranks, whose layers cannot be timed alone.
     """
     model = llm.engine.model
-    if llm.config.tensor_parallel_size > 1:
-        raise ConfigError(f"tensor_parallel_size={llm.config.tensor_parallel_size}: alignment is compared on one rank")
+    if not hasattr(model, "layers"):
+        raise ConfigError("alignment is compared on one rank, whose layers can be timed alone; open the model on one")
     repeats, step_repeats, engine_repeats = (5, 3, 2) if quick else (15, 7, 3)
     layer = in_turns({n: products_clock(model, n) for n in LENGTHS}, repeats)
     lengths = [n for n in (QUICK_STEP_LENGTHS if quick else STEP_LENGTHS) if n < llm.max_model_len]

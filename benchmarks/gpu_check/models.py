@@ -26,8 +26,8 @@ def config_of(check: Check, name: str) -> ModelConfig:
     return CONFIGS["tiny" if check.dry else name]
 
 
-def random_model(check: Check, name: str, dtype: torch.dtype | None = None, ops=None) -> Transformer:
-    """Noise scaled so that a product keeps the size of its input."""
+def random_model(check: Check, name: str, dtype: torch.dtype | None = None, **options) -> Transformer:
+    """Noise scaled so that a product keeps the size of its input. `options` are Transformer's."""
     config = config_of(check, name)
     shapes = expected_shapes(config)
 
@@ -39,7 +39,7 @@ def random_model(check: Check, name: str, dtype: torch.dtype | None = None, ops=
         limit = (3 / shape[1]) ** 0.5
         return x.uniform_(-limit, limit)
 
-    return Transformer(config, LazyWeights(shapes, noise), dtype or check.dtype, check.device, ops=ops)
+    return Transformer(config, LazyWeights(shapes, noise), dtype or check.dtype, check.device, **options)
 
 
 def make_engine(
@@ -49,14 +49,17 @@ def make_engine(
     requests: int = 1,
     with_graphs: bool = False,
     kv_dtype: torch.dtype | None = None,
+    **options,
 ) -> Engine:
     """An engine whose step takes all prompts, and whose cache holds `requests` sequences of `max_len` tokens.
 
     with_graphs  decode steps as CUDA graphs; on a CPU the same padded steps, run directly
     kv_dtype     what K and V are kept in, if not the model's dtype
+    options      more of EngineConfig's, for the scheduler
     """
     blocks = requests * -(-max_len // BLOCK_SIZE)
-    config = EngineConfig(max_num_batched_tokens=requests * max_len, max_num_seqs=requests, enable_prefix_caching=False)
+    budget = requests * max_len
+    config = EngineConfig(max_num_batched_tokens=budget, max_num_seqs=requests, enable_prefix_caching=False, **options)
     pool = BlockPool(blocks, BLOCK_SIZE, enable_prefix_caching=False)
     tokenizer = Tokenizer.bytes_only(model.config.vocab_size)
     cache = KVCache(model.config, blocks, BLOCK_SIZE, model.dtype, model.device, kv_dtype)

@@ -44,6 +44,8 @@ SECTIONS = (
     Section("where time goes", "breakdown", 25),
     Section("fused steps", "fused", 15),
     Section("tile staircase", "ceilings", 10, "staircase"),
+    Section("steps of whole tiles", "alignment", 15),
+    Section("embedding in CPU memory", "embedding", 15),
     Section("float16 against float32", "half", 15),
     Section("transformers", "peers", 25),
     Section("lessons", "lessons", 90),

@@ -154,9 +154,9 @@ def test_an_error_in_a_run_gives_the_engine_back(llm):
     assert own.block_pool.num_free == own.block_pool.num_blocks
 
 
-def test_several_ranks_are_refused(llm, monkeypatch):
-    monkeypatch.setattr(llm, "config", type("Config", (), {"tensor_parallel_size": 2}))
-    with pytest.raises(ConfigError, match="tensor_parallel_size=2"):
+def test_a_model_in_parts_on_several_ranks_is_refused(llm, monkeypatch):
+    monkeypatch.setattr(llm.engine, "model", object())
+    with pytest.raises(ConfigError, match="on one rank"):
         compare(llm)
 
 
