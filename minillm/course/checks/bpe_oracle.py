@@ -1,5 +1,6 @@
 """Byte-pair encoding the slow way, and with one thing wrong at a time, for diagnoses: every pair is counted and looked
 at again after every merge. Bytes are shown as strings of the characters 0 to 255 (latin-1), which is plain data.
+`learn` goes from words to merges, `recover` from the tokens that merges have made back to the merges.
 """
 
 from __future__ import annotations
@@ -19,10 +20,6 @@ def single_bytes(data: bytes) -> list[bytes]:
 def as_text(tokens: Iterable[object]) -> list[object]:
     """Tokens as plain data; what is not bytes is named by its type."""
     return [t.decode("latin-1") if isinstance(t, bytes) else {"not bytes": type(t).__name__} for t in tokens]
-
-
-def as_ranks(merges: Iterable[Iterable[str]]) -> Ranks:
-    return {tuple(part.encode("latin-1") for part in pair): rank for rank, pair in enumerate(merges)}
 
 
 def learn(
@@ -76,10 +73,44 @@ def whole_characters(word: str) -> list[bytes]:
     return [char.encode() for char in word]
 
 
-def encode(word: bytes, ranks: Ranks, order: Callable = lambda rank, i: (rank, i)) -> list[object]:
-    """`word` merged, always the pair that is first in `order` (its rank, its place), until no pair has a rank."""
-    tokens = single_bytes(word)
-    while found := [(order(ranks[pair], i), i) for i, pair in enumerate(pairwise(tokens)) if pair in ranks]:
-        i = min(found)[1]
-        tokens[i : i + 2] = [tokens[i] + tokens[i + 1]]
-    return as_text(tokens)
+Split = Callable[[bytes, Ranks], tuple[bytes, ...]]
+
+
+def recover(vocabulary: list[bytes], split: Split) -> list[list[object]]:
+    """The pair of each token, first learnt first: `split` cuts a token with the merges of those before it."""
+    ranks: Ranks = {}
+    for token in vocabulary:
+        ranks[split(token, ranks)] = len(ranks)
+    return [as_text(pair) for pair in ranks]
+
+
+def by_merging(order: Callable = lambda rank, i: (rank, i), cut: Callable = single_bytes) -> Split:
+    """Merges what is first in `order` (a pair's rank, its place) until two parts are left. Defaults are no slip."""
+
+    def split(token: bytes, ranks: Ranks) -> tuple[bytes, ...]:
+        parts = cut(token)
+        while len(parts) > 2:
+            found = [(order(ranks[pair], i), i) for i, pair in enumerate(pairwise(parts)) if pair in ranks]
+            if not found:
+                break
+            i = min(found)[1]
+            parts[i : i + 2] = [parts[i] + parts[i + 1]]
+        return tuple(parts)
+
+    return split
+
+
+def by_halves(step: int) -> Split:
+    """A slip: the first cut into two known tokens, shortest left half first (step 1) or longest (step -1)."""
+
+    def split(token: bytes, ranks: Ranks) -> tuple[bytes, bytes]:
+        known = {first + second for first, second in ranks} | set(single_bytes(token))
+        halves = [(token[:i], token[i:]) for i in range(1, len(token))][::step]
+        return next((pair for pair in halves if set(pair) <= known), halves[0])
+
+    return split
+
+
+def encoded_again(token: bytes) -> list[bytes]:
+    """A slip: the number of a byte is taken for a character, which has two bytes from 128 on."""
+    return [chr(number).encode() for number in token]

@@ -1,4 +1,4 @@
-"""What the exercise on tokens is checked against: learning merges, using them, and text that arrives in pieces.
+"""What the exercise on tokens is checked against: learning merges, recovering them, and text that arrives in pieces.
 
 Words are chosen so that one slip shows in one place: only some repeat a letter in a row, only some are not ASCII, in
 some alone the leftmost pair is not the one to merge. The oracle (bpe_oracle.py) is slow and plain; that of streams is
@@ -84,49 +84,56 @@ def show(value: object) -> str:
     return text if len(text) <= 100 else text[:97] + "..."
 
 
-# ---- using them ----------------------------------------------------------------------------------
+# ---- from a vocabulary back to its merges --------------------------------------------------------
 
-ENCODE_ITEMS = ("one merge", "in order", "lowest rank first", "merged again", "in a row", "nothing to merge")
+RECOVER_ITEMS = ("two bytes", "longer tokens", "two ways", "long halves", "in a row", "half characters")
 
 
-def encode_cases(seed: int) -> list[Case]:
+def recover_cases(seed: int) -> list[Case]:
     r = random.Random(seed)
-    a, b, c, d, e = r.sample(LETTERS, 5)
-    long = "".join(r.sample(LETTERS.upper(), r.randint(3, 5)))
-    words = [
-        ("one merge", "hugs", ["u g"]),
-        ("in order", a + b + c + d, [f"{a} {b}", f"{c} {d}"]),
-        ("lowest rank first", a + b + c + d + e, [f"{b} {c}", f"{a} {b}", f"{c} {d}", f"{d} {e}"]),
-        ("lowest rank first", "lighthouse", ["h o", "t h", "g h"]),
-        ("merged again", long + a, [f"{long[:i]} {long[i]}" for i in range(1, len(long))]),
-        ("in a row", a * r.choice((3, 5)) + b, [f"{a} {a}"]),
-        ("nothing to merge", d + "Ã©" + e, [f"{a} {b}"]),  # the two bytes of an é
-        ("nothing to merge", "", [f"{a} {b}"]),
+    a, b, c, d, e, f = r.sample(LETTERS, 6)
+    long = "".join(r.sample(LETTERS.upper(), r.randint(4, 6)))
+    smile, umlaut = (r.choice(signs).encode().decode("latin-1") for signs in ("🙂🌊🎈", "éßñøλ"))
+    vocabularies = [
+        ("two bytes", [a + b, c + d, e + a]),
+        ("longer tokens", ["ug", "hug", "pug", "hugs"]),
+        ("longer tokens", [long[:i] for i in range(2, len(long) + 1)]),
+        ("longer tokens", [long[-i:] for i in range(2, len(long) + 1)]),
+        ("two ways", [b + c, a + b, a + b + c, d + e, e + f, d + e + f]),
+        ("long halves", [d + e, c + d + e, a + b, b + c + d + e, a + b + c + d + e]),
+        ("long halves", [a + b, a + b + c, d + e, a + b + c + d, a + b + c + d + e]),
+        ("in a row", [a * 2, a * 3]),
+        ("in a row", [a * 2, a * 4, a * 5]),
+        ("half characters", [smile[:2], smile[:3], umlaut, smile, a + umlaut]),
     ]
-    return [{"items": [item], "word": word, "merges": [m.split() for m in merges]} for item, word, merges in words]
+    return [{"items": [item], "vocabulary": tokens} for item, tokens in vocabularies]
 
 
-def encode_drive(encode_word, case: Case) -> Record:
-    tokens = encode_word(case["word"].encode("latin-1"), oracle.as_ranks(case["merges"]))
-    return {"tokens": None if tokens is None else oracle.as_text(tokens)}
+def recover_drive(recover_merges, case: Case) -> Record:
+    merges = recover_merges([token.encode("latin-1") for token in case["vocabulary"]])
+    return {"merges": None if merges is None else [oracle.as_text(pair) for pair in merges]}
 
 
-def encode_judge(case: Case, record: Record) -> Verdicts:
-    word, ranks = case["word"].encode("latin-1"), oracle.as_ranks(case["merges"])
-    singles = {pair: rank for pair, rank in ranks.items() if len(pair[0] + pair[1]) == 2}
-    slips = {
-        "it went from the left; the pair with the lowest rank goes first, wherever it stands": oracle.encode(
-            word, ranks, lambda rank, i: i
+def recover_judge(case: Case, record: Record) -> Verdicts:
+    splits = {
+        "the first cut into two known tokens was taken; which of several is right the ranks say": oracle.by_halves(1),
+        "what is known at the left was taken; the pair with the lowest rank goes first, wherever it stands": (
+            oracle.by_halves(-1)
         ),
-        "the highest rank went first; a merge that was learnt earlier has the lower rank": oracle.encode(
-            word, ranks, lambda rank, i: (-rank, i)
+        "the highest rank went first; a merge that was learnt earlier has the lower rank": oracle.by_merging(
+            lambda rank, i: (-rank, i)
         ),
-        "it stopped too early: what a merge has made may be merged again": oracle.encode(word, singles),
-        "where one pair stands in several places, the leftmost goes first": oracle.encode(
-            word, ranks, lambda rank, i: (rank, -i)
+        "where one pair stands in several places, the leftmost goes first": oracle.by_merging(
+            lambda rank, i: (rank, -i)
+        ),
+        "a byte from 128 on was encoded once more: `bytes([number])` is one byte": oracle.by_merging(
+            cut=oracle.encoded_again
         ),
     }
-    return dict.fromkeys(case["items"], explain(record.get("tokens"), oracle.encode(word, ranks), slips))
+    vocabulary = [token.encode("latin-1") for token in case["vocabulary"]]
+    slips = {sentence: oracle.recover(vocabulary, split) for sentence, split in splits.items()}
+    wanted = oracle.recover(vocabulary, oracle.by_merging())
+    return dict.fromkeys(case["items"], explain(record.get("merges"), wanted, slips))
 
 
 # ---- text in pieces ------------------------------------------------------------------------------
@@ -227,13 +234,13 @@ TASKS = (
     ),
     Task(
         "ex01.2",
-        "encode_word",
-        "encoding with ranks",
-        len(ENCODE_ITEMS),
-        ENCODE_ITEMS,
-        encode_cases,
-        encode_drive,
-        encode_judge,
+        "recover_merges",
+        "merges from a vocabulary",
+        len(RECOVER_ITEMS),
+        RECOVER_ITEMS,
+        recover_cases,
+        recover_drive,
+        recover_judge,
         HIDES,
     ),
     Task(
