@@ -116,15 +116,15 @@ def recover_drive(recover_merges, case: Case) -> Record:
 
 def recover_judge(case: Case, record: Record) -> Verdicts:
     splits = {
+        "where one pair stands in several places, the leftmost goes first": oracle.by_merging(
+            lambda rank, i: (rank, -i)
+        ),
         "the first cut into two known tokens was taken; which of several is right the ranks say": oracle.by_halves(1),
         "what is known at the left was taken; the pair with the lowest rank goes first, wherever it stands": (
             oracle.by_halves(-1)
         ),
         "the highest rank went first; a merge that was learnt earlier has the lower rank": oracle.by_merging(
             lambda rank, i: (-rank, i)
-        ),
-        "where one pair stands in several places, the leftmost goes first": oracle.by_merging(
-            lambda rank, i: (rank, -i)
         ),
         "a byte from 128 on was encoded once more: `bytes([number])` is one byte": oracle.by_merging(
             cut=oracle.encoded_again
