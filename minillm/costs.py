@@ -134,11 +134,14 @@ def operations(
     bytes_per_value: float = 2,
     num_sampled: int | None = None,
     naive: bool = False,
+    kv_bytes_per_value: float | None = None,
 ) -> list[Operation]:
     """Every operation of one pass, in the order of the model.
 
-    num_sampled  rows that reach the LM head; by default one for each sequence, none for a chunk that is not the last
-    naive        attention computes the full square and sends its scores through memory
+    num_sampled         rows that reach the LM head; by default one for each sequence, none for a chunk that is not the
+                        last
+    naive               attention computes the full square and sends its scores through memory
+    kv_bytes_per_value  of the cache, where it is kept in another type than the rest
     """
     sequences, layers = list(sequences), config.num_hidden_layers
     tokens = sum(n for n, _ in sequences)
@@ -151,10 +154,14 @@ def operations(
 
     done = {name: product(name, *shape, tokens, layers) for name, shape in layer_matrices(config).items()}
     head = [product("LM head", config.hidden_size, config.vocab_size, rows, 1)] if rows else []
-    return [done["qkv"], _attention(config, sequences, bytes_per_value, naive), *list(done.values())[1:], *head]
+    kv_size = bytes_per_value if kv_bytes_per_value is None else kv_bytes_per_value
+    attention = _attention(config, sequences, bytes_per_value, kv_size, naive)
+    return [done["qkv"], attention, *list(done.values())[1:], *head]
 
 
-def _attention(config: ModelConfig, sequences: list[tuple[int, int]], bytes_per_value: float, naive: bool) -> Operation:
+def _attention(
+    config: ModelConfig, sequences: list[tuple[int, int]], bytes_per_value: float, kv_size: float, naive: bool
+) -> Operation:
     """K and V of each visible token are read, those of the new ones written; a window shortens what is read."""
     written = config.num_hidden_layers * sum(n for n, _ in sequences)
     read = sum(
@@ -166,7 +173,7 @@ def _attention(config: ModelConfig, sequences: list[tuple[int, int]], bytes_per_
     return Operation(
         "attention",
         attention_flops(config, sequences, causal=not naive),
-        kv=2 * config.num_key_value_heads * config.head_dim * (read + written) * bytes_per_value,
+        kv=2 * config.num_key_value_heads * config.head_dim * (read + written) * kv_size,
         scores=NAIVE_PASSES * config.num_attention_heads * pairs * bytes_per_value,
         activations=rows * bytes_per_value,
     )

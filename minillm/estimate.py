@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from minillm import costs, memory, roofline
-from minillm.config import ModelConfig
+from minillm.config import KV_CACHE_DTYPES, ModelConfig
 from minillm.devices import DEVICES, PCIE_BANDWIDTH, Device, find_device
+from minillm.eight_bit import bytes_per_value
 from minillm.errors import ConfigError
 
 HERE = "here"  # the device name that stands for this machine
@@ -45,15 +46,21 @@ def device_and_dtype(device: str, dtype: str | None = None) -> tuple[Device, str
 
 
 def estimate(
-    config: ModelConfig, device: Device, context: int, batch: int = 1, dtype: str = "float16", block_size: int = 16
+    config: ModelConfig,
+    device: Device,
+    context: int,
+    batch: int = 1,
+    dtype: str = "float16",
+    block_size: int = 16,
+    kv_cache_dtype: str = "auto",
 ) -> dict:
     """One prompt of `context` tokens computed alone, then `batch` requests of that context decoding together.
 
-    Seconds, FLOPs and bytes. Raises ConfigError for sizes below 1 and for a type that the device lacks.
+    Seconds, FLOPs and bytes. Raises ConfigError for sizes below 1 and for a type that the device, or the cache, lacks.
     """
     _at_least_one(context=context, batch=batch, block_size=block_size)
-    size = roofline.size_of(dtype)
-    layout = {"bytes_per_value": size, "block_size": block_size}
+    size, kv_size = roofline.size_of(dtype), _kv_size(config, dtype, kv_cache_dtype)
+    layout = {"bytes_per_value": size, "block_size": block_size, "kv_bytes_per_value": kv_size}
     held = memory.estimate(config, [context] * batch, **layout)
     tiles = roofline.attention_tiles(config.num_attention_heads, context)
     return {
@@ -61,12 +68,13 @@ def estimate(
         "device": device.name,
         "source": device.source,
         "dtype": dtype,
+        "kv_cache_dtype": kv_cache_dtype,
         "context": context,
         "batch": batch,
         "ridge_flop_per_byte": device.ridge(dtype),
         "ridge_batch": roofline.ridge_batch(device, dtype),
-        "prefill": _phase(config, [(context, context)], device, dtype),
-        "decode": _phase(config, [(1, context)] * batch, device, dtype),
+        "prefill": _phase(config, [(context, context)], device, dtype, kv_size),
+        "decode": _phase(config, [(1, context)] * batch, device, dtype, kv_size),
         "attention_share_of_prefill_flops": costs.attention_flops(config, [(context, context)])
         / costs.step_flops(config, [(context, context)]),
         "tiles": {
@@ -96,22 +104,30 @@ def estimate(
     }
 
 
-def _phase(config: ModelConfig, sequences: list[tuple[int, int]], device: Device, dtype: str) -> dict:
+def _kv_size(config: ModelConfig, dtype: str, kv_cache_dtype: str) -> float:
+    """Bytes of a value in the cache, its share of a scale included."""
+    if kv_cache_dtype not in KV_CACHE_DTYPES:
+        raise ConfigError(f"kv_cache_dtype={kv_cache_dtype!r} is not one of {', '.join(KV_CACHE_DTYPES)}")
+    kept_in = KV_CACHE_DTYPES[kv_cache_dtype]
+    return roofline.size_of(dtype) if kept_in is None else bytes_per_value(kept_in, config.head_dim)
+
+
+def _phase(config: ModelConfig, sequences: list[tuple[int, int]], device: Device, dtype: str, kv_size: float) -> dict:
     size = roofline.size_of(dtype)
     rows = []
-    for op in costs.operations(config, sequences, size):
+    for op in costs.operations(config, sequences, size, kv_bytes_per_value=kv_size):
         time = roofline.operation_time(op, device, dtype)
         rows.append({"name": op.name, "flops": op.flops, "bytes": op.bytes, "s": time.seconds, "bound": time.bound})
-    flops, moved = (sum(row[key] for row in rows) for key in ("flops", "bytes"))
-    seconds = roofline.step_seconds(config, sequences, device, dtype)
+    flops, moved, seconds = (sum(row[key] for row in rows) for key in ("flops", "bytes", "s"))
+    together = roofline.operation_time(costs.Operation("all", flops, weights=moved), device, dtype)
     return {
         "operations": rows,
         "flops": flops,
         "bytes": moved,
         "s": seconds,
-        "bound": roofline.roofline(config, sequences, device, dtype).bound,
-        "flop_per_byte": costs.intensity(config, sequences, size),
-        "uses_of_each_value": costs.reuse(config, sequences, size),
+        "bound": together.bound,
+        "flop_per_byte": flops / moved,
+        "uses_of_each_value": flops / moved * size / 2,
         "mfu_at_most": roofline.mfu(flops, seconds, device, dtype),
         "mbu_at_most": roofline.mbu(moved, seconds, device),
     }
@@ -158,8 +174,9 @@ def _at_least_one(**sizes: int) -> None:
 def table(result: dict) -> str:
     """`estimate` as lines to read."""
     r, held, fits, tiles = result, result["memory"], result["fits"], result["tiles"]
+    kept = "" if r["kv_cache_dtype"] == "auto" else f", K and V in {r['kv_cache_dtype']},"
     lines = [
-        f"{r['parameters'] / 1e9:.3g}B parameters in {r['dtype']} on {r['device']} ({r['source']})",
+        f"{r['parameters'] / 1e9:.3g}B parameters in {r['dtype']}{kept} on {r['device']} ({r['source']})",
         f"ridge: {r['ridge_flop_per_byte']:.0f} FLOP per byte, reached by a matrix at a batch of {r['ridge_batch']}",
         "",
     ]

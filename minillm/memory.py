@@ -39,14 +39,17 @@ def estimate(
     reserved: int | None = None,
     step_tokens: int = 2048,
     naive: bool = False,
+    kv_bytes_per_value: float | None = None,
 ) -> Memory:
     """Memory of an engine that holds one sequence for each of `contexts`.
 
-    reserved     tokens that each sequence reserves at once; None gives it pages of `block_size` as it grows
-    step_tokens  most tokens of one step; the activations are theirs
-    naive        attention that holds its scores, and a longest prompt that is computed in one step
+    reserved            tokens that each sequence reserves at once; None gives it pages of `block_size` as it grows
+    step_tokens         most tokens of one step; the activations are theirs
+    naive               attention that holds its scores, and a longest prompt that is computed in one step
+    kv_bytes_per_value  of the cache, where it is kept in another type than the rest: `eight_bit.bytes_per_value`
     """
-    per_token = costs.kv_bytes_per_token(config, bytes_per_value)
+    kv_size = bytes_per_value if kv_bytes_per_value is None else kv_bytes_per_value
+    per_token = costs.kv_bytes_per_token(config, kv_size)
     rows, keys = (max(contexts, default=0),) * 2 if naive else (step_tokens, 0)
     return Memory(
         parameters=costs.weight_bytes(config, bytes_per_value),

@@ -45,6 +45,22 @@ def test_the_embedding_table_in_cpu_memory_saves_its_bytes_and_no_time():
     assert "is the LM head as well" in estimate.table(small)
 
 
+def test_a_cache_in_eight_bits_takes_its_bytes_and_the_time_to_read_them():
+    """8 K/V heads of 128 in 32 layers: a token takes 132 bytes per head for K, as many for V."""
+    h100 = find_device("H100")
+    results = {x: estimate.estimate(EIGHT_B, h100, 3000, 7, kv_cache_dtype=x) for x in ("auto", "int8", "fp8")}
+    eight, exact = results["int8"], results["auto"]
+    assert results["fp8"] == eight | {"kv_cache_dtype": "fp8"}
+    assert eight["memory"]["kv"] == 7 * 3000 * 2 * 32 * 8 * 132 == pytest.approx(exact["memory"]["kv"] * 132 / 256)
+    assert exact["memory"]["total"] - eight["memory"]["total"] > 7 * 3000 * 2 * 32 * 8 * 124 * 0.999
+    assert eight["fits"]["batch"] == memory.largest_batch(EIGHT_B, h100.memory, 3000, kv_bytes_per_value=132 / 128)
+    saved = exact["decode"]["bytes"] - eight["decode"]["bytes"]
+    assert saved == pytest.approx(7 * 3001 * 2 * 32 * 8 * 124)
+    assert exact["decode"]["s"] - eight["decode"]["s"] == pytest.approx(saved / h100.bandwidth)
+    assert "parameters in float16, K and V in int8, on H100" in estimate.table(eight)
+    assert "K and V in" not in estimate.table(exact)
+
+
 def test_the_table_shows_each_operation_of_both_phases():
     done = minillm("--model", "70b", "--device", "A100-80GB", "--dtype", "bfloat16")
     assert done.returncode == 0, done.stderr
@@ -90,6 +106,7 @@ def test_the_embedded_model_and_this_machine_can_be_estimated(monkeypatch):
     [
         (["--device", "T5"], "unknown device 'T5'; known: T4"),
         (["--device", "T4", "--dtype", "bfloat16"], "T4 has no native bfloat16"),
+        (["--kv-cache-dtype", "int3"], "kv_cache_dtype='int3' is not one of auto, int8"),
         (["--context", "0"], "context=0; give 1 or more"),
         (["--batch", "-3"], "batch=-3; give 1 or more"),
         (["--dtype", "int3"], "no size known for 'int3'"),
