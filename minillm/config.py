@@ -149,6 +149,7 @@ class EngineConfig:
     tensor_parallel_size: int = 1  # processes, each with a part of every layer; heads must divide by it
     pipeline_parallel_size: int = 1  # processes, each with some of the layers; chunks of a step flow through them
     pipeline_chunk_size: int | None = None  # most rows of such a chunk (128)
+    early_exit_layer: int | None = None  # prompt tokens but the last leave after so many layers; inexact
     max_num_batched_tokens: int = 2048  # token budget of one step
     max_num_seqs: int = 64  # sequences that may run at once
     max_model_len: int | None = None  # prompt + generated; default: what the model was trained for
@@ -187,6 +188,7 @@ class EngineConfig:
             _positive(name, getattr(self, name))
         for name in (
             "pipeline_chunk_size",
+            "early_exit_layer",
             "max_model_len",
             "num_kv_blocks",
             "kv_cache_memory_bytes",
@@ -224,6 +226,11 @@ class EngineConfig:
             raise ConfigError(
                 f"tensor_parallel_size={tensor} and pipeline_parallel_size={pipeline} cut the same model in two ways; "
                 f"leave one of them at 1"
+            )
+        if self.early_exit_layer is not None and self.num_ranks > 1:
+            raise ConfigError(
+                f"early_exit_layer={self.early_exit_layer} needs the whole model in one process, and {self.num_ranks} "
+                f"share it; drop it, or leave tensor_parallel_size and pipeline_parallel_size at 1"
             )
         if self.pipeline_chunk_size is not None and pipeline == 1:
             raise ConfigError(

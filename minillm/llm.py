@@ -31,6 +31,7 @@ from minillm.errors import ConfigError, PromptError
 from minillm.kv_cache import KVCache
 from minillm.model import Transformer
 from minillm.outputs import RequestOutput, StreamChunk
+from minillm.pipeline.early_exit import EarlyExit
 from minillm.pipeline.growing import CHUNK_TOKENS, GrowingPrompt, check_growing
 from minillm.pipeline.producer import Producer
 from minillm.request import Request
@@ -132,6 +133,8 @@ class LLM:
             host_table = config.embedding_device == "cpu"
             options = {"quantization": config.quantization, "host_table": host_table}
             network = Transformer(checkpoint.config, checkpoint.weights, dtype, device, **options)
+            if config.early_exit_layer is not None:
+                network = EarlyExit(network, config.early_exit_layer)
             kv_dtype, _ = choose_kv_dtype(config, dtype, device)
             num_blocks, why = choose_num_blocks(config, checkpoint.config, dtype, device, kv_dtype)
             kv_cache = KVCache(checkpoint.config, num_blocks, config.block_size, dtype, device, kv_dtype)

@@ -26,6 +26,8 @@ from minillm.profiler import NO_PARTS
 from minillm.rope import Rope
 from minillm.weights import Weight, check_finite, expected_shapes
 
+ALL_LAYERS = slice(None)
+
 
 class Transformer:
     """A decoder with its weights, ready to multiply.
@@ -108,12 +110,14 @@ class Transformer:
             x = self.embed(batch) if embedded is None else embedded
         return self.through_layers(x, batch, kv, attend, parts)
 
-    def through_layers(self, x: torch.Tensor, batch: Batch, kv: KVCache, attend, parts=NO_PARTS) -> torch.Tensor:
-        """[T, E] after these layers of what came into the first of them: x [T, E]."""
+    def through_layers(
+        self, x: torch.Tensor, batch: Batch, kv: KVCache, attend, parts=NO_PARTS, which: slice = ALL_LAYERS
+    ) -> torch.Tensor:
+        """[T, E] after these layers of what came into the first of them: x [T, E], which may be overwritten."""
         with parts("linear"):
             angles = self.rope.at(batch.positions)
         update = None  # what the last block adds to x; added where x is next normed, so both can be one kernel
-        for layer, kv_layer in zip(self.layers, kv.layers, strict=True):
+        for layer, kv_layer in zip(self.layers[which], kv.layers[which], strict=True):
             with parts("linear"):
                 x, heads = layer.project(x, update, self.ops)
             q, k, v = self.ops.turn_and_write(heads, layer.qk_norms, angles, kv_layer, batch.slot_mapping, parts)
