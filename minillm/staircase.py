@@ -40,18 +40,18 @@ def filled(num_tokens: int, tile: int) -> int:
     return ceil(num_tokens / tile) * tile
 
 
-def unexplained(seconds: Mapping[int, float]) -> dict[int, float]:
-    """tile -> share of the variance over the lengths that `a + b x filled rows` leaves; tile 1 is a straight line.
-
-    Each has two free numbers, so the shares can be compared.
-    """
+def fit(seconds: Mapping[int, float], tile: int) -> tuple[float, float, float]:
+    """(a, b, share of the variance that is left) of `seconds = a + b x filled rows`, by least squares."""
     taken = torch.tensor(list(seconds.values()), dtype=torch.float64)
-    left = {}
-    for tile in (1, *TILES):
-        rows = torch.tensor([[1.0, filled(n, tile)] for n in seconds], dtype=torch.float64)
-        error = taken - rows @ torch.linalg.lstsq(rows, taken[:, None]).solution[:, 0]
-        left[tile] = float(error.var() / taken.var())
-    return left
+    rows = torch.tensor([[1.0, filled(n, tile)] for n in seconds], dtype=torch.float64)
+    a, b = torch.linalg.lstsq(rows, taken).solution.tolist()
+    error = taken - rows @ torch.tensor([a, b], dtype=torch.float64)
+    return a, b, float(error.var() / taken.var())
+
+
+def unexplained(seconds: Mapping[int, float]) -> dict[int, float]:
+    """tile -> the share that `fit` leaves; tile 1 is a straight line. Each has two free numbers, so they compare."""
+    return {tile: fit(seconds, tile)[2] for tile in (1, *TILES)}
 
 
 def jumps(ratio: Callable[[int, int], float], edges: tuple[int, ...] = EDGES[:-1]) -> dict[int, float]:

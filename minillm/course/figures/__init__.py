@@ -16,6 +16,7 @@ from minillm.course.figures.roofline import Roof, Work, roofline
 from minillm.course.figures.rotation import rotation
 from minillm.course.figures.score_matrix import score_matrix
 from minillm.course.figures.silence import silence
+from minillm.course.figures.staircase import staircase
 from minillm.course.figures.street import street
 from minillm.course.figures.token_cost import token_cost
 from minillm.course.figures.token_tiles import token_tiles
@@ -44,6 +45,7 @@ __all__ = [
     "score_matrix",
     "show",
     "silence",
+    "staircase",
     "street",
     "token_cost",
     "token_tiles",
