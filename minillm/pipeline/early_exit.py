@@ -4,7 +4,8 @@ The layers that a token skips still need its K and V, because later tokens look 
 makes them (Schuster et al. 2022, arXiv 2207.07061): each skipped layer projects the state with which the token left by
 its own K and V matrices, as if the layers between had added nothing. Saved are attention, output projection and
 feed-forward of those layers; paid is whatever the layers would have added. The last token of a prompt goes through all
-layers, since its final state is the first new token, and so does every token that is generated.
+layers, since its final state is the first new token, and so does every token that is generated. Leaving after layer
+L - 1 is exact: the last layer's K and V are made of that very state, and nobody reads what it adds to those rows.
 
 CALM exits where a trained classifier is confident and while decoding; here every token but the last leaves at one
 layer, of a checkpoint that never learnt it. `minillm bench --compare pipeline` measures what that costs. Lesson 17.

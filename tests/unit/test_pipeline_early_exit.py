@@ -92,10 +92,11 @@ def test_chunks_and_batches_give_the_tokens_of_one_prompt_alone_in_one_piece(dee
     assert run(make_engine(parts, body, **options), prompts) == solo(parts, prompts)
 
 
-def test_at_the_last_layer_it_is_the_whole_model_and_before_it_is_not(deep, session_seed):
+def test_leaving_before_the_last_layer_is_exact_and_earlier_is_not(deep, session_seed):
+    """The last layer needs K and V of the layer before, which are there; nobody reads what it adds to those rows."""
     prompts = random_prompts(deep[0:1], [45, 60, 33], session_seed)
     whole = solo(deep, prompts)
-    assert solo(with_exit(deep, DEEP.num_hidden_layers), prompts) == whole
+    assert solo(with_exit(deep, 6), prompts) == solo(with_exit(deep, 5), prompts) == whole
     assert solo(with_exit(deep, 1), prompts) != whole
 
 
@@ -117,13 +118,12 @@ def test_rows_that_were_looked_up_before_and_scores_are_taken_as_by_the_whole_mo
 
 
 def test_it_is_chosen_in_python_and_on_the_command_line_and_counts_the_same_bytes(capsys):
-    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=0)
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
     text = "a prompt whose tokens leave early, all but one"
     with LLM("random:tiny", dtype="float32", early_exit_layer=1) as llm, LLM("random:tiny", dtype="float32") as whole:
         expected = llm.generate(text, params, use_tqdm=False)[0].outputs[0]
         assert isinstance(llm.engine.model, EarlyExit) and llm.engine.model.layer == 1
-        other = whole.generate(text, params, use_tqdm=False)[0].outputs[0]
-        assert [*expected.logprobs[0].values()] != [*other.logprobs[0].values()]
+        assert expected.token_ids == whole.generate(text, params, use_tqdm=False)[0].outputs[0].token_ids
         assert llm.engine.model.num_weight_bytes == whole.engine.model.num_weight_bytes
         assert llm.score(text) == whole.score(text)
     flags = ["--temperature", "0", "--max-tokens", "6", "--ignore-eos", "--dtype", "float32", "--early-exit-layer", "1"]
