@@ -72,21 +72,20 @@ class PackedInt4:
     """A GroupQuantized in half a byte per code, the groups of all rows side by side: a tile of rows is one piece of
     memory, and neither half of its bytes has to change places.
 
-    codes           [K / group, N, group / 2] uint8; byte j holds code j of its group in the low half and code
-                    j + group / 2 in the high half
-    scale, minimum  [K / group, N]
+    codes              [K / group, N, group / 2] uint8; byte j holds code j of its group in the low half and code
+                       j + group / 2 in the high half
+    scale_and_minimum  [K / group, N, 2]
     """
 
     codes: torch.Tensor
-    scale: torch.Tensor
-    minimum: torch.Tensor
+    scale_and_minimum: torch.Tensor
 
     @classmethod
     def pack(cls, weight: GroupQuantized, dtype: torch.dtype = torch.float32) -> PackedInt4:
-        """dtype  of scale and minimum"""
+        """dtype  of scales and minima"""
         low, high = weight.codes.view(weight.shape[0], -1, 2, weight.group // 2).unbind(2)  # [N, K / group, group / 2]
-        by_group = [part.transpose(0, 1).contiguous() for part in (low | high << 4, weight.scale, weight.minimum)]
-        return cls(by_group[0], by_group[1].to(dtype), by_group[2].to(dtype))
+        pairs = torch.stack([weight.scale, weight.minimum], dim=-1)
+        return cls((low | high << 4).transpose(0, 1).contiguous(), pairs.transpose(0, 1).contiguous().to(dtype))
 
     @property
     def shape(self) -> torch.Size:
@@ -99,12 +98,12 @@ class PackedInt4:
 
     @property
     def nbytes(self) -> int:
-        return self.codes.nbytes + self.scale.nbytes + self.minimum.nbytes
+        return self.codes.nbytes + self.scale_and_minimum.nbytes
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """The weight [N, K] as ordinary numbers."""
-        grouped = torch.cat([self.codes & 15, self.codes >> 4], dim=2).float()  # [K / group, N, group]
-        grouped.mul_(self.scale[..., None]).add_(self.minimum[..., None])
+        scale, minimum = self.scale_and_minimum[..., None, :].unbind(-1)  # [K / group, N, 1]
+        grouped = torch.cat([self.codes & 15, self.codes >> 4], dim=2).float().mul_(scale).add_(minimum)
         return grouped.to(dtype).transpose(0, 1).reshape(self.shape)
 
 

@@ -18,14 +18,33 @@ from triton.compiler import ASTSource
 
 from minillm.devices import shared_memory_limit
 from minillm.errors import ConfigError
-from minillm.kernels import flash, paged_attention, rms_norm, rope_kv_write, silu_mul, split_kv
+from minillm.kernels import (
+    coded_linear,
+    flash,
+    fp8_rows,
+    paged_attention,
+    rms_norm,
+    rope_kv_write,
+    silu_mul,
+    split_kv,
+    sum_splits,
+    widen_int4,
+)
 from minillm.kernels.compiler import compile_for
 from minillm.kernels.launch import HALF, ROWS, SINGLE, LaunchRow, aligned, find_row
 
 CAPABILITIES = ((7, 5), (8, 0), (8, 9), (9, 0), (10, 0))
 ATTENTION = {"flash": flash, "paged_attention": paged_attention}
-POINTWISE = {"rms_norm": rms_norm, "rope_kv_write": rope_kv_write, "silu_mul": silu_mul}
-KERNELS = ATTENTION | {"merge_splits": split_kv} | POINTWISE
+LINEAR = {"int8_linear": coded_linear, "int4_linear": coded_linear}
+POINTWISE = {
+    "rms_norm": rms_norm,
+    "rope_kv_write": rope_kv_write,
+    "silu_mul": silu_mul,
+    "sum_splits": sum_splits,
+    "widen_int4": widen_int4,
+    "fp8_rows": fp8_rows,
+}
+KERNELS = ATTENTION | {"merge_splits": split_kv} | LINEAR | POINTWISE
 
 ASYNC_COPY = r"\bcp\.async\.(?:ca|cg|bulk)\b"
 
@@ -44,15 +63,15 @@ def table() -> list[LaunchRow]:
 
     bfloat16 stands for both half types, which compile alike; 7.5 has float16 only. float32 is for tests. Left out are
     the split rows and the widest decodes of 8-bit keys, and all but one head size of the merge: a report is at most
-    120 compilations, three minutes.
+    150 compilations, three minutes.
     """
     return [row for capability in CAPABILITIES for name in KERNELS for row in _rows(name, capability)]
 
 
 def _rows(kernel: str, capability: tuple[int, int]) -> list[LaunchRow]:
     half, other_half = ("float16", "bfloat16") if capability < (8, 0) else ("bfloat16", "float16")
-    if kernel in POINTWISE:
-        return POINTWISE[kernel].rows(capability, half)
+    if kernel in LINEAR | POINTWISE:
+        return [row for row in KERNELS[kernel].rows(capability, half) if row.kernel == kernel]
     keys = [(row.head_size, row.dtype, row.phase) for row in ROWS if row.kernel == kernel and row.dtype != other_half]
     found = []
     for head_size, dtype, phase in dict.fromkeys(keys):
@@ -67,9 +86,9 @@ def _rows(kernel: str, capability: tuple[int, int]) -> list[LaunchRow]:
 
 def expected_instruction(row: LaunchRow) -> str:
     """The matrix instruction that a good compilation holds: "mma", "wgmma", "tcgen05" or "none"."""
-    if row.kernel not in ATTENTION or row.dtype in SINGLE or row.compute_capability < (8, 0):
+    if row.kernel not in ATTENTION | LINEAR or row.dtype in SINGLE or row.compute_capability < (8, 0):
         return "none"  # Triton 3.3 and later has no matrix instructions for 7.5
-    if row.phase != "prefill" or row.compute_capability < (9, 0):
+    if row.phase in ("decode", "split") or row.compute_capability < (9, 0):
         return "mma"  # a decode tile of 16 rows is too small for the newer ones
     return "wgmma" if row.compute_capability < (10, 0) else "tcgen05"
 

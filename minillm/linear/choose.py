@@ -71,7 +71,7 @@ class Forms:
 
     def int8(self, weight: ChannelQuantized, bias: torch.Tensor | None = None) -> CodedLinear:
         if self._has_kernels:
-            from minillm.kernels.weight_only import MOST_ROWS, int8_rows
+            from minillm.kernels.coded_linear import MOST_ROWS, int8_rows
 
             return CodedLinear(weight, bias, int8_rows, MOST_ROWS)
         weight = ChannelQuantized(weight.codes, weight.scale.to(self.dtype))
@@ -84,9 +84,10 @@ class Forms:
             return Int4Linear(weight, bias, self.dtype)
         packed = PackedInt4.pack(weight, self.dtype)
         if self._has_kernels:
-            from minillm.kernels.weight_only import MOST_ROWS, int4_rows
+            from minillm.kernels.coded_linear import MOST_ROWS, int4_rows
+            from minillm.kernels.widen_int4 import widen_int4
 
-            return CodedLinear(packed, bias, int4_rows, MOST_ROWS)
+            return CodedLinear(packed, bias, int4_rows, MOST_ROWS, widen_int4)
         return CodedLinear(packed, bias)
 
     def fp8(self, weight: ChannelQuantized, bias: torch.Tensor | None = None) -> Fp8Linear | EmulatedFp8:
@@ -133,7 +134,7 @@ class Forms:
 
     @property
     def _has_kernels(self) -> bool:
-        """Ours: tensor cores that Triton knows, and a half type."""
+        """Our products: tensor cores that Triton knows, and a half type."""
         if self.device.type != "cuda" or self.dtype == torch.float32:
             return False
         return torch.cuda.get_device_capability(self.device) >= (8, 0)

@@ -16,7 +16,9 @@ import torch.nn.functional as F
 
 from minillm.quantize import ChannelQuantized, PackedInt4
 
-Product = Callable[[torch.Tensor, ChannelQuantized | PackedInt4], torch.Tensor]
+Codes = ChannelQuantized | PackedInt4
+Product = Callable[[torch.Tensor, Codes], torch.Tensor]
+Widen = Callable[[Codes, torch.dtype], torch.Tensor]
 
 
 class CodedLinear:
@@ -25,23 +27,26 @@ class CodedLinear:
     weight     the codes and scales, on the device of x
     product    multiplies rows with codes: (x [T, K], weight) -> y [T, N]; None: there is none here
     most_rows  T up to which `product` is used; above it, or without one, the codes are widened
+    widen      (weight, dtype) -> the matrix [N, K] as ordinary numbers; None: the weight's own `dequantize`
     """
 
     def __init__(
         self,
-        weight: ChannelQuantized | PackedInt4,
+        weight: Codes,
         bias: torch.Tensor | None = None,
         product: Product | None = None,
         most_rows: int = 0,
+        widen: Widen | None = None,
     ):
         self.codes = weight
         self.bias = bias
         self.product = product
         self.most_rows = most_rows
+        self.widen = widen or type(weight).dequantize
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self.product is None or x.shape[0] > self.most_rows:
-            return F.linear(x, self.codes.dequantize(x.dtype), self.bias)
+            return F.linear(x, self.widen(self.codes, x.dtype), self.bias)
         y = self.product(x, self.codes)
         return y if self.bias is None else y + self.bias
 
