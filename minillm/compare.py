@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 
 COMPARISONS = {
     "attention": "minillm.compare_attention",
+    "precision": "minillm.compare_precision",
     "alignment": "minillm.compare_alignment",
 }
 

@@ -62,9 +62,14 @@ class Perplexity:
 
 
 def perplexity(
-    llm, ids: Sequence[int], window: int = WINDOW, stride: int = STRIDE, use_tqdm: bool = True
+    llm,
+    ids: Sequence[int],
+    window: int = WINDOW,
+    stride: int = STRIDE,
+    use_tqdm: bool = True,
+    title: str = "perplexity",
 ) -> Perplexity:
-    """Score token ids [n] through `LLM.score`, with a progress bar.
+    """Score token ids [n] through `LLM.score`, with a progress bar under this title.
 
     Raises PromptError when there are too few tokens for two windows, without which there is no standard error, or when
     a window does not fit the engine.
@@ -75,7 +80,7 @@ def perplexity(
         raise PromptError(f"{len(ids)} tokens are one window of {window}; a standard error needs more than one")
     starts = range(0, len(ids) - window + stride, stride)
     losses, counts = [], []
-    with _progress_bar(len(starts)) if use_tqdm else nullcontext() as bar:
+    with _progress_bar(len(starts), title) if use_tqdm else nullcontext() as bar:
         for start in starts:
             scores = llm.score(list(ids[start : start + window]), start=1 if start == 0 else window - stride)
             losses.append(-math.fsum(scores))
@@ -92,7 +97,7 @@ def _error_of_mean(sums: Sequence[float], counts: Sequence[int]) -> float:
     return math.sqrt(squares * n / (n - 1)) / sum(counts)
 
 
-def _progress_bar(total: int):
+def _progress_bar(total: int, title: str):
     from tqdm import tqdm
 
-    return tqdm(total=total, desc="perplexity", unit="window")
+    return tqdm(total=total, desc=title, unit="window")

@@ -12,6 +12,7 @@ from minillm.course.figures.logit_lens import logit_lens
 from minillm.course.figures.masks import masks
 from minillm.course.figures.matrices import Matrix, matrices
 from minillm.course.figures.merges import Merge, merges
+from minillm.course.figures.precision import Precision, precision
 from minillm.course.figures.roofline import Roof, Work, roofline
 from minillm.course.figures.rotation import rotation
 from minillm.course.figures.score_matrix import score_matrix
@@ -26,6 +27,7 @@ from minillm.course.style import show
 __all__ = [
     "Matrix",
     "Merge",
+    "Precision",
     "Reading",
     "Roof",
     "Work",
@@ -40,6 +42,7 @@ __all__ = [
     "masks",
     "matrices",
     "merges",
+    "precision",
     "roofline",
     "rotation",
     "score_matrix",
