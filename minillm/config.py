@@ -203,9 +203,10 @@ class EngineConfig:
         ):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise ConfigError(f"gpu_memory_utilization={self.gpu_memory_utilization} is not in (0, 1]")
-        if not isinstance(self.seed, int):
+        for name in ("enforce_eager", "enable_prefix_caching", "enable_chunked_prefill", "pad_batches"):
+            _truth(name, getattr(self, name))
+        _between("gpu_memory_utilization", self.gpu_memory_utilization, 0.0, 1.0, open_low=True)
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise ConfigError(f"seed={self.seed!r} is not an integer")
         a, b = self.long_prefill_token_threshold, self.prefill_chunk_size
         if a is not None and b is not None and a != b:
@@ -323,8 +324,10 @@ class SamplingParams:
     def __post_init__(self):
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "stop", tuple(self.stop or ()))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        for name in ("stop", "stop_token_ids"):
+            object.__setattr__(self, name, _several(name, getattr(self, name)))
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+            _truth(name, getattr(self, name))
         if any(not isinstance(s, str) or not s for s in self.stop):
             raise ConfigError(f"stop={self.stop!r} must hold non-empty strings")
         if any(not isinstance(t, int) or t < 0 for t in self.stop_token_ids):
@@ -374,6 +377,17 @@ def _known(cls, options: dict) -> dict:
 def _choice(name: str, value, allowed: tuple) -> None:
     if value not in allowed:
         raise ConfigError(f"{name}={value!r} is not one of {', '.join(map(str, allowed))}")
+
+
+def _truth(name: str, value) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name}={value!r} must be True or False")
+
+
+def _several(name: str, value) -> tuple:
+    if value is not None and not isinstance(value, (list, tuple, set, frozenset)):
+        raise ConfigError(f"{name}={value!r} must be a list")
+    return tuple(value or ())
 
 
 def _integer(name: str, value, low: int) -> None:

@@ -16,6 +16,7 @@ import torch
 
 from minillm.config import ModelConfig
 from minillm.eight_bit import LARGEST, bytes_per_value, quantize_rows, restore_rows
+from minillm.errors import ConfigError
 
 
 @dataclass
@@ -108,6 +109,8 @@ class KVCache:
     dtype     of the rows that are written and read
     kv_dtype  that they are kept in: `dtype`, or int8 or float8_e4m3fn, and then there is a list of L `scales`
               [2, P, block_size, Hkv] float32 beside
+
+    Raises ConfigError when there is not that much memory.
     """
 
     def __init__(
@@ -125,10 +128,17 @@ class KVCache:
         num_layers = config.num_hidden_layers
         # Not zeroed: memory is touched when a block is first used, and no row may be read before it is written.
         shape = (2, num_blocks, block_size, config.num_key_value_heads, config.head_dim)
-        self.tensors = [torch.empty(shape, dtype=kv_dtype, device=device) for _ in range(num_layers)]
         self.scales = []
-        if kv_dtype in LARGEST:
-            self.scales = [torch.empty(shape[:-1], dtype=torch.float32, device=device) for _ in range(num_layers)]
+        try:
+            self.tensors = [torch.empty(shape, dtype=kv_dtype, device=device) for _ in range(num_layers)]
+            if kv_dtype in LARGEST:
+                self.scales = [torch.empty(shape[:-1], dtype=torch.float32, device=device) for _ in range(num_layers)]
+        except RuntimeError as error:
+            num_bytes = num_blocks * kv_bytes_per_block(config, block_size, kv_dtype)
+            raise ConfigError(
+                f"{num_blocks:,} KV blocks of {block_size:,} tokens take {num_bytes:,} bytes, which {device} does not "
+                f"have; lower num_kv_blocks or kv_cache_memory_bytes"
+            ) from error
         self.layers = [
             KVLayer(*pages, config.layer_window(i), *(self.scales[i] if self.scales else (None, None)), dtype)
             for i, pages in enumerate(self.tensors)

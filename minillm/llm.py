@@ -161,8 +161,9 @@ class LLM:
         Every prompt is checked before the first one starts. Raises PromptError, QueueFullError, StepError,
         NumericsError. After any error or a KeyboardInterrupt nothing of this call is left in the engine.
         """
-        one = isinstance(prompts, str) or (bool(prompts) and all(isinstance(p, int) for p in prompts))
-        prompts = [prompts] if one else list(prompts)
+        prompts = [prompts] if isinstance(prompts, str) else _listed(prompts)
+        if prompts and all(isinstance(p, int) for p in prompts):
+            prompts = [prompts]
         return self._run(prompts, sampling_params, use_tqdm, profile, chat=False)
 
     def chat(
@@ -173,8 +174,9 @@ class LLM:
         profile: bool = False,
     ) -> list[RequestOutput]:
         """Answer one conversation, or a list of them, through the model's chat template."""
-        one = bool(messages) and isinstance(messages[0], dict)
-        conversations = [messages] if one else list(messages)
+        conversations = _listed(messages)
+        if conversations and isinstance(conversations[0], dict):
+            conversations = [conversations]
         prompts = [self.tokenizer.apply_chat_template(m) for m in conversations]
         return self._run(prompts, sampling_params, use_tqdm, profile, chat=True)
 
@@ -323,8 +325,10 @@ class LLM:
         request = engine.make_request(prompt, self.default_sampling_params)
         engine.scheduler.check(request)
         ids, budget = request.token_ids, self.config.max_num_batched_tokens
-        if not 1 <= start <= len(ids):
-            raise PromptError(f"start={start} must be from 1, the first token with one before it, to {len(ids)}")
+        if not isinstance(start, int) or not 1 <= start <= len(ids):
+            raise PromptError(f"start={start!r} must be from 1, the first token with one before it, to {len(ids)}")
+        if step is not None and (not isinstance(step, int) or step < 1):
+            raise PromptError(f"step={step!r} must be an integer of at least 1, or None for the token budget")
         needed = -(-len(ids) // pool.block_size)
         if needed > pool.num_free:
             raise PromptError(f"scoring needs {needed} blocks and {pool.num_free} are free; let running requests end")
@@ -366,6 +370,13 @@ class LLM:
 
     def __exit__(self, *exc_info) -> None:
         self.close()
+
+
+def _listed(prompts: Iterable) -> list:
+    """What may be a generator, gone through once."""
+    if not isinstance(prompts, Iterable):
+        raise PromptError(f"a prompt is text or a list of token ids, not {type(prompts).__name__}")
+    return list(prompts)
 
 
 def _progress_bar(total: int):

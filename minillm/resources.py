@@ -26,7 +26,7 @@ def choose_device(config: EngineConfig) -> tuple[torch.device, str]:
         reason = f"{name}: asked for"
     try:
         device = torch.device(name)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise ConfigError(f"device={name!r} is not a device PyTorch knows; use cpu or cuda") from error
     if device.type == "mps":
         raise ConfigError("device='mps' is not supported (no paged attention there); use device='cpu'")

@@ -47,6 +47,8 @@ def load(model: str | os.PathLike, *, seed: int = 0) -> Checkpoint:
 
     Raises CheckpointError naming the file or tensor, what was expected and what was found.
     """
+    if not isinstance(model, (str, os.PathLike)):
+        raise CheckpointError(f"model={model!r} is neither a name nor a path")
     model = os.fspath(model)
     if model.lower() == embedded.NAME:
         return _gguf(embedded.NAME, embedded.path())

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from minillm import LLM, SamplingParams
-from minillm.errors import CheckpointError, ConfigError, MinillmError
+from minillm.errors import CheckpointError, ConfigError, MinillmError, PromptError
 from tests.tolerances import LOGITS_FP32
 
 PROMPTS = [
@@ -137,7 +137,13 @@ def test_the_environment_variable_replaces_the_default_model(monkeypatch):
         ({"scheduling_policy": "magic"}, "magic"),
         ({"quantization": "int3"}, "int3"),
         ({"max_model_len": 10**6}, "1000000"),
+        ({"device": None}, "None"),
         ({"gpu_memory_utilization": 1.5}, "1.5"),
+        ({"gpu_memory_utilization": "0.9"}, "'0.9'"),
+        ({"enable_prefix_caching": "no"}, "enable_prefix_caching='no'"),
+        ({"enforce_eager": 1}, "enforce_eager=1"),
+        ({"seed": 1.5}, "seed=1.5"),
+        ({"num_kv_blocks": 2**40}, "1,099,511,627,776 KV blocks"),
         ({"long_prefill_token_threshold": 8, "prefill_chunk_size": 9}, "8.*9"),
         ({"enable_chunked_prefill": False, "max_num_batched_tokens": 64}, "64"),
         ({"enable_chunked_prefill": False, "prefill_chunk_size": 9}, "prefill_chunk_size"),
@@ -163,7 +169,10 @@ def test_a_wrong_option_is_refused_by_name(options, says):
         {"min_tokens": 5, "max_tokens": 4},
         {"n": 0},
         {"stop": [""]},
+        {"stop": 5},
         {"stop_token_ids": [-1]},
+        {"stop_token_ids": 5},
+        {"ignore_eos": "no"},
         {"presence_penalty": 3},
         {"repetition_penalty": 0},
         {"logprobs": -1},
@@ -181,6 +190,31 @@ def test_a_missing_folder_a_text_file_and_an_empty_folder_are_refused(tmp_path):
     for path in (tmp_path / "nothing here", tmp_path / "a b.gguf", tmp_path / "empty"):
         with pytest.raises(CheckpointError):
             LLM(str(path))
+
+
+@pytest.mark.parametrize("model", [5, b"random:tiny"])
+def test_a_model_that_is_no_text_and_no_path_is_refused(model):
+    with pytest.raises(CheckpointError, match="model="):
+        LLM(model)
+
+
+def test_prompts_from_a_generator_are_all_answered(llm):
+    prompts = ["one", "two", "three"]
+    outputs = llm.generate((p for p in prompts), GREEDY, use_tqdm=False)
+    assert [output.prompt for output in outputs] == prompts
+
+
+@pytest.mark.parametrize("wrong", [None, 5])
+def test_what_is_no_prompt_is_refused(llm, wrong):
+    for ask in (llm.generate, llm.chat):
+        with pytest.raises(PromptError, match="not (NoneType|int)"):
+            ask(wrong, GREEDY, use_tqdm=False)
+
+
+@pytest.mark.parametrize("wrong", [{"step": 0}, {"step": -1}, {"step": 1.5}, {"start": "1"}, {"start": 4}])
+def test_logits_from_nowhere_or_in_no_steps_are_refused(llm, wrong):
+    with pytest.raises(PromptError, match=f"{next(iter(wrong))}="):
+        list(llm.logits([1, 2, 3], **wrong))
 
 
 def test_prompts_and_params_must_match_in_number(llm):
