@@ -10,6 +10,7 @@ import math
 
 import torch
 
+DEEP = -200.0  # e^-200 is 0 in float32
 LOUD = 20.0  # score of the key that a query asks for; e^-20 is far below every tolerance
 
 
