@@ -43,6 +43,8 @@ SECTIONS = (
     Section("end to end", "end_to_end", 75),
     Section("where time goes", "breakdown", 25),
     Section("fused steps", "fused", 15),
+    Section("quantized products", "quantized", 25),
+    Section("quantized decode", "quantized", 30, "decode"),
     Section("tile staircase", "ceilings", 10, "staircase"),
     Section("steps of whole tiles", "alignment", 15),
     Section("embedding in CPU memory", "embedding", 15),

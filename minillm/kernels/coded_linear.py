@@ -53,7 +53,7 @@ UNPACK_FLOAT16 = tl.constexpr(UNPACK.replace("TOP", "0x64646464"))
 UNPACK_BFLOAT16 = tl.constexpr(UNPACK.replace("TOP", "0x43434343"))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "steps_per_split"])  # or each size of a step were compiled for itself
 def int8_kernel(
     x_ptr, codes_ptr, scale_ptr, y_ptr, num_rows, x_stride, n_stride, k_stride, steps_per_split,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
@@ -83,7 +83,7 @@ def int8_kernel(
     tl.store(y_ptrs, y.to(y_ptr.dtype.element_ty), m_inside[:, None] & n_inside[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_groups", "steps_per_split"])
 def int4_kernel(
     x_ptr, codes_ptr, pairs_ptr, y_ptr, num_rows, x_stride, n_stride, num_groups, steps_per_split,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr, STAGES: tl.constexpr, ASM: tl.constexpr,

@@ -16,7 +16,7 @@ BLOCK = 1024
 NUM_WARPS = 4
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def sum_splits_kernel(parts_ptr, y_ptr, size, num_splits, BLOCK: tl.constexpr):
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = offsets < size

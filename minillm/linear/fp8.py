@@ -56,8 +56,8 @@ class Fp8Linear:
 class EmulatedFp8:
     """The same numbers where nothing multiplies them natively: e4m3 values held and multiplied in a wider type.
 
-    Saves neither bytes nor time; it shows what the rounding does to a model's answers. Products of two codes are
-    exact in float32, and the sums are its.
+    Saves neither bytes nor time; it shows what the rounding does to a model's answers. Every code is a number of
+    bfloat16, too, and products of two are exact in float32; float16 ends at 65,504, and is multiplied in float32.
     """
 
     def __init__(
@@ -67,13 +67,14 @@ class EmulatedFp8:
         dense: type[PlainLinear] | type[PackedLinear] = PlainLinear,
         dtype: torch.dtype = torch.float32,
     ):
-        self.dense = dense(weight.codes.to(dtype))
+        self.dtype = torch.float32 if dtype == torch.float16 else dtype
+        self.dense = dense(weight.codes.to(self.dtype))
         self.scale = weight.scale
         self.bias = bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         codes, scale = quantize_rows(x, FP8)
-        y = self.dense(codes.to(x.dtype)).float() * scale[:, None] * self.scale
+        y = self.dense(codes.to(self.dtype)).float() * scale[:, None] * self.scale
         y = y.to(x.dtype)
         return y if self.bias is None else y + self.bias
 

@@ -137,6 +137,12 @@ def test_zeros_give_zeros(quantization, dtype):
     assert found.isfinite().all() and (found[1] == 0).all() and (found[:, 5] == 0).all()
 
 
+def test_sums_of_codes_do_not_overflow_in_float16():
+    w, x = torch.ones(16, 64), torch.ones(3, 64).half()
+    found = choose_forms(torch.float16, CPU, "fp8").make([w])(x)
+    assert found.dtype == torch.float16 and torch.equal(found, torch.full((3, 16), 64.0).half())
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_fp8_rows_of_any_size_neither_overflow_nor_vanish(dtype):
     linear = choose_forms(dtype, CPU, "fp8").make([torch.eye(32) * 3e4])
