@@ -1,7 +1,7 @@
 """The loop in the middle of the street: schedule -> batch -> forward -> sample -> commit.
 
 `Engine` is made of parts that are handed to it, so any of them can be a learner's own. It knows
-requests and tokens; finding a model, choosing dtypes and sizing memory is `llm.py`'s work. One thread
+requests and tokens; finding a model, choosing dtypes and sizing memory is `open_engine.py`'s work. One thread
 drives an engine. Built in lesson 12.
 """
 

@@ -3,14 +3,12 @@
     with LLM() as llm:
         print(llm.chat([{"role": "user", "content": "Why is the sky blue?"}])[0].outputs[0].text)
 
-`LLM` chooses what `EngineConfig` leaves open (device, dtype, attention, memory), builds the default
-parts and hands them to `Engine`, where the work is done. Any number of LLMs can live side by side; an
-LLM is driven by one thread.
+`open_engine.py` makes its parts, `Engine` does the work; here a caller's prompts become requests and their chunks
+become outputs. Any number of LLMs can live side by side; an LLM is driven by one thread.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import weakref
 from collections import deque
@@ -20,34 +18,14 @@ from itertools import pairwise
 
 import torch
 
-from minillm.attention.choose import choose_attention
 from minillm.batch import Batch
-from minillm.block_pool import BlockPool
-from minillm.checkpoint import Checkpoint, load
 from minillm.config import EngineConfig, SamplingParams
-from minillm.decode_graphs import DecodeGraphs, why_eager
-from minillm.engine import Engine
 from minillm.errors import ConfigError, PromptError
-from minillm.kv_cache import KVCache
-from minillm.model import Transformer
+from minillm.open_engine import open_engine
 from minillm.outputs import RequestOutput, StreamChunk
-from minillm.pipeline.early_exit import EarlyExit
 from minillm.pipeline.growing import CHUNK_TOKENS, GrowingPrompt, check_growing
 from minillm.pipeline.producer import Producer
 from minillm.request import Request
-from minillm.resources import (
-    choose_device,
-    choose_dtype,
-    choose_kv_dtype,
-    choose_max_model_len,
-    choose_num_blocks,
-    why_embedding,
-)
-from minillm.sampler import Sampler
-from minillm.scheduler import make_scheduler
-from minillm.sparse_options import check_model
-
-logger = logging.getLogger(__name__)
 
 Prompt = str | list[int]
 Message = dict[str, str]
@@ -74,73 +52,18 @@ class LLM:
         elif "model" not in options and os.environ.get("MINILLM_MODEL"):
             options["model"] = os.environ["MINILLM_MODEL"]
         self.config = config = EngineConfig.from_options(**options)
-        self.reasons: dict[str, str] = {}
         self._mailboxes: dict[str, deque[StreamChunk | Exception]] = {}  # by request id, one for each open stream
         self._close_ranks: Callable[[], object] = lambda: None
         self._producer: Producer | None = None  # tokenises prompts that arrive in pieces; from the first one on
 
-        device, self.reasons["device"] = choose_device(config)
-        dtype, self.reasons["dtype"] = choose_dtype(config, device)
-        kv_dtype, self.reasons["kv_cache_dtype"] = choose_kv_dtype(config, dtype, device)
-        attend, self.reasons["attention"] = choose_attention(device, dtype, config.attention, kv_dtype)
-
-        checkpoint = load(config.model, seed=config.seed)
-        check_model(config.attention, checkpoint.config.sliding_window)
-        self.model_name = checkpoint.name
-        self.tokenizer = checkpoint.tokenizer
-        self.default_sampling_params = SamplingParams(**{"temperature": 0.0, **checkpoint.generation})
-        self.max_model_len = choose_max_model_len(config, checkpoint.config)
-        try:
-            self.engine = self._open_engine(checkpoint, dtype, device, attend)
-        except BaseException:
-            self._close_ranks()
-            raise
-
-    def _open_engine(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, attend) -> Engine:
-        config = self.config
-        network, kv_cache = self._open_model(checkpoint, dtype, device)
-        self.reasons["weights"] = network.forms.reason
-        self.reasons["layer_steps"] = network.ops.reason
-        self.reasons["embedding"] = why_embedding(config, device, network.num_table_bytes)
-        if config.embedding_device == "cpu":
-            logger.info("embedding on %s", self.reasons["embedding"])
-        pool = BlockPool(kv_cache.num_blocks, config.block_size, config.enable_prefix_caching)
-        scheduler = make_scheduler(config, pool, self.max_model_len)
-        graphs, self.reasons["decode_graphs"] = None, why_eager(config, device, attend)
-        if not self.reasons["decode_graphs"]:
-            self.reasons["decode_graphs"] = "one CUDA graph per batch size, recorded when it is first needed"
-            graphs = DecodeGraphs(network, kv_cache, attend, scheduler.max_num_seqs, self.max_model_len)
-        return Engine(
-            model=network,
-            tokenizer=self.tokenizer,
-            kv_cache=kv_cache,
-            scheduler=scheduler,
-            sampler=Sampler(eos_token_ids=self.tokenizer.eos_token_ids, seed=config.seed),
-            attend=attend,
-            max_model_len=self.max_model_len,
-            decode_graphs=graphs,
-        )
-
-    def _open_model(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device):
-        """The model and its cache: here, or in parts on several ranks that `close` ends."""
-        config = self.config
-        if config.num_ranks > 1:
-            from minillm.parallel.start import open_ranks
-
-            network, kv_cache, why, self.reasons["ranks"] = open_ranks(config, checkpoint, dtype, device)
-            self._close_ranks = weakref.finalize(self, network.close)  # also of an LLM that nobody closes
-        else:
-            host_table = config.embedding_device == "cpu"
-            options = {"quantization": config.quantization, "host_table": host_table}
-            network = Transformer(checkpoint.config, checkpoint.weights, dtype, device, **options)
-            if config.early_exit_layer is not None:
-                network = EarlyExit(network, config.early_exit_layer)
-            kv_dtype, _ = choose_kv_dtype(config, dtype, device)
-            num_blocks, why = choose_num_blocks(config, checkpoint.config, dtype, device, kv_dtype)
-            kv_cache = KVCache(checkpoint.config, num_blocks, config.block_size, dtype, device, kv_dtype)
-            self.reasons["ranks"] = "1: this process alone"
-        self.reasons["kv_cache"] = why
-        return network, kv_cache
+        opened = open_engine(config)
+        self.engine, self.reasons = opened.engine, opened.reasons
+        if opened.close_ranks:
+            self._close_ranks = weakref.finalize(self, opened.close_ranks)  # also of an LLM that nobody closes
+        self.model_name = opened.checkpoint.name
+        self.tokenizer = opened.checkpoint.tokenizer
+        self.default_sampling_params = SamplingParams(**{"temperature": 0.0, **opened.checkpoint.generation})
+        self.max_model_len = self.engine.max_model_len
 
     # ---- text in, text out -------------------------------------------------------------------
 

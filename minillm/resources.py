@@ -1,7 +1,7 @@
 """What EngineConfig leaves open, chosen for this machine: device, dtype, length, KV blocks.
 
 Each function takes the config and returns its choice with the reason that `minillm doctor` prints.
-`llm.py` calls them in this order; the attention body is chosen in `attention/choose.py`.
+`open_engine.py` calls them in this order; the attention body is chosen in `attention/choose.py`.
 """
 
 from __future__ import annotations
