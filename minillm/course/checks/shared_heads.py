@@ -10,11 +10,10 @@ from __future__ import annotations
 import math
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from minillm.course.checks.attention_inputs import DEEP, inside_nan, lookup, ring
 from minillm.course.grader.task import Case, Record, Verdicts, diagnose
+from minillm.course.tensor_sizes import TensorSizes
 
 TOLERANCE = 1e-5
 COPIES = ("no copies, one query", "no copies, a prompt")
@@ -65,27 +64,12 @@ def grouped_cases(seed: int) -> list[Case]:
     return cases
 
 
-class Sizes(TorchDispatchMode):
-    """Notes the numbers in the largest piece of memory that an operation returns; a view has that of its base."""
-
-    def __init__(self):
-        super().__init__()
-        self.largest = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor):
-                self.largest = max(self.largest, tensor.untyped_storage().nbytes() // tensor.element_size())
-        return result
-
-
 def grouped_drive(grouped_attention, case: Case) -> Record:
     tensors = [case[name].clone() for name in ("q", "k", "v")]
     if case["items"] == ["strided views"]:
         tensors = [inside_nan(x) for x in tensors]
     mask = case["mask"].clone()
-    with Sizes() as sizes:
+    with TensorSizes() as sizes:
         out = grouped_attention(*tensors, mask)
     return {"out": out, "largest": sizes.largest}
 
