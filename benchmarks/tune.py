@@ -52,7 +52,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", default="tune.json")
     parser.add_argument("--only", action="append", choices=GRIDS, help="only this kernel; may be repeated")
     parser.add_argument("--seconds", type=float, default=150, help="for all of it; default 150")
-    parser.add_argument("--compile-only", action="store_true", help="fill Triton's cache and measure nothing")
     parser.add_argument("--dry-run", action="store_true", help="on a CPU, tiny, interpreted: tries the code")
     args = parser.parse_args(argv)
     if args.dry_run:
@@ -61,8 +60,6 @@ def main(argv: list[str] | None = None) -> int:
     problems = [p for p in (DRY if args.dry_run else PROBLEMS) if not args.only or p.kernel in args.only]
     if not args.dry_run:
         compile_all(problems, end)
-    if args.compile_only:
-        return 0
     results = []
     for problem in problems:
         if time.perf_counter() > end:
