@@ -291,10 +291,11 @@ def _widen_fp8(x):
     Its exponents are moved up by 120 as integers. A factor of 2**120, as in `eight_bit.fp8_values`, may be multiplied
     with the scale first when sums are reordered, and overflow. The NaN code becomes 480; a row's scale says NaN.
     """
-    sign, magnitude = np.uint32(x >> 7) << np.uint32(31), np.uint32(x & 127)
+    bits = np.uint32(x)  # from here on 32 bits wide: a Python number in between would make all of it 64
+    sign, magnitude = np.uint32(bits & np.uint32(128)) << np.uint32(24), np.uint32(bits & np.uint32(127))
     normal = np.uint32((magnitude << np.uint32(20)) + np.uint32(120 << 23)).view(np.float32)
     tiny = np.float32(np.int32(magnitude)) * np.float32(2.0**-9)  # exponent 0: eighths of 2**-6
-    value = tiny if magnitude < 8 else normal
+    value = tiny if magnitude < np.uint32(8) else normal
     return np.uint32(np.float32(value).view(np.uint32) | sign).view(np.float32)
 
 
