@@ -39,6 +39,8 @@ from tests.unit.engines import (
     run,
     whole,
 )
+from tests.unit.test_sparse import SPARSE
+from tests.unit.test_sparse import check as check_sparse
 from tests.unit.two_ranks import open_two, tokens
 
 INT8, FP8 = EIGHT_BIT
@@ -273,6 +275,11 @@ def test_queries_of_another_type_than_rows_are_read_in_are_refused(kv_dtype):
     problem.q, problem.k, problem.v = (x.bfloat16() for x in (problem.q, problem.k, problem.v))
     with pytest.raises(ShapeError, match="queries are torch.bfloat16, but the pages hold torch.float32"):
         PerRequest(naive.attention)(*problem.inputs)
+
+
+@pytest.mark.parametrize("text", SPARSE)
+def test_sparse_methods_choose_and_read_what_was_kept(kv_dtype, text):
+    check_sparse(text, EightBitRagged(mixed_sequences(), kv_dtype))
 
 
 # -- the engine's ladder
