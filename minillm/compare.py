@@ -16,6 +16,7 @@ COMPARISONS = {
     "attention": "minillm.compare_attention",
     "precision": "minillm.compare_precision",
     "alignment": "minillm.compare_alignment",
+    "pipeline": "minillm.compare_pipeline",
 }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -216,15 +216,20 @@ def perplexity(model, ids: list[int], attend: Callable) -> float:
 
 def needles(llm, text: str, attend: Callable, limit: int) -> str:
     """Each fact put at its depth of the text and asked for behind it: "3 of 4"."""
-    model, encode = llm.engine.model, llm.tokenizer.encode
+    model = llm.engine.model
     found = 0
+    for ids, answer in needle_prompts(llm.tokenizer.encode, text, limit):
+        found += int(model.lm_head(forward(model, ids, attend)[-1:]).argmax()) == answer
+    return f"{found} of {len(NEEDLES)}"
+
+
+def needle_prompts(encode: Callable, text: str, limit: int) -> Iterator[tuple[list[int], int]]:
+    """For each fact a prompt of at most `limit` tokens with it inside and its question at the end, and the answer."""
     for (fact, question, answer), depth in zip(NEEDLES, DEPTHS, strict=True):
         paragraphs = text.split("\n\n")
         while len(ids := encode("\n\n".join(_hide(paragraphs, fact, depth) + [question]))) > limit and paragraphs:
             paragraphs.pop()
-        best = int(model.lm_head(forward(model, ids, attend)[-1:]).argmax())
-        found += best == encode(answer)[0]
-    return f"{found} of {len(NEEDLES)}"
+        yield ids, encode(answer)[0]
 
 
 def _hide(paragraphs: list[str], fact: str, depth: float) -> list[str]:

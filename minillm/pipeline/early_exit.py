@@ -43,6 +43,14 @@ class EarlyExit:
     def __getattr__(self, name: str):
         return getattr(self.model, name)
 
+    @property
+    def saved_share(self) -> float:
+        """Of the layers' products with their weights, by parameters: what the tokens that leave do not multiply."""
+        config = self.model.config
+        q, kv = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
+        skipped, kept = q + 3 * config.intermediate_size, q + 2 * kv  # times E: o, gate, up, down; q, k, v
+        return (1 - self.layer / config.num_hidden_layers) * skipped / (skipped + kept)
+
     def forward(
         self, batch: Batch, kv: KVCache, attend, parts=NO_PARTS, embedded: torch.Tensor | None = None
     ) -> torch.Tensor:
