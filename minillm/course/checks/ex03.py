@@ -25,7 +25,7 @@ TASKS = (
     Task(
         "ex03.2",
         "rotate",
-        "RoPE, find the bug",
+        "RoPE, find the bugs",
         len(ROTATE_ITEMS),
         ROTATE_ITEMS,
         rotate_cases,

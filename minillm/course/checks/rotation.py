@@ -1,7 +1,8 @@
-"""Checks the rotation of pairs: RoPE, the pairs half a head apart, the angles from the positions that are given.
+"""Checks the rotation of pairs: RoPE in a head or in its first part, the angles from the positions that are given.
 
 theta = 1 gives every pair the same angle, which hides how frequencies fall; rows from position 0 on hide who counts
-them. The oracle turns complex numbers in float64. Task 2 of exercise 03.
+them; a head that is turned whole hides what is measured by the part. The oracle turns complex numbers in float64.
+Task 2 of exercise 03.
 """
 
 from __future__ import annotations
@@ -14,44 +15,45 @@ from minillm.course.grader.task import Case, Record, Verdicts, diagnose, untouch
 ROTATE_ITEMS = (
     "by hand",
     "frequencies",
-    "later positions",
-    "mixed requests",
-    "heads",
     "half precision",
-    "strided view",
     "input untouched",
+    "part of a head",
+    "a part's frequencies",
+    "mixed requests",
+    "strided heads",
 )
 
 
 def rotate_cases(seed: int) -> list[Case]:
     g = torch.Generator().manual_seed(seed)
-    size = 2 * int(torch.randint(2, 7, (1,), generator=g))
-    start = int(torch.randint(3, 400, (1,), generator=g))
+    part = 2 * int(torch.randint(2, 5, (1,), generator=g))
+    size = part + 2 * int(torch.randint(1, 4, (1,), generator=g))
+    start, theta = (int(torch.randint(low, high, (1,), generator=g)) for low, high in ((3, 400), (50, 5000)))
 
-    def case(item: str, positions: list[int], heads: int = 1, theta: float = 1.0, dtype=torch.float32) -> Case:
+    def case(item: str, positions: list[int], heads: int = 1, theta: float = 1.0, part=None, dtype=torch.float32):
         x = torch.randn(len(positions), heads, size, generator=g).to(dtype)
-        return {"items": [item], "x": x, "positions": torch.tensor(positions), "theta": theta}
+        return {"items": [item], "x": x, "positions": torch.tensor(positions), "theta": float(theta), "size": part}
 
     by_hand = case("by hand", [0, 1])
     by_hand["x"] = torch.tensor([[[1.0, 2.0, 3.0, 4.0]]]).repeat(2, 1, 1)
-    mixed = [start, 0, start + 1, 7, start]
     return [
         by_hand,
-        case("frequencies", [0, 1, 2, 3], theta=float(torch.randint(50, 5000, (1,), generator=g))),
-        case("later positions", list(range(start, start + 3))),
-        case("mixed requests", mixed),
-        case("heads", [0, 1, 2, 3], heads=3),
+        case("frequencies", [0, 1, 2, 3], theta=theta),
         case("half precision", [1001, 1002, 1003], dtype=torch.bfloat16),
-        case("strided view", [0, 1, 2, 3], heads=2),
         case("input untouched", [0, 1, 2]),
+        case("part of a head", [0, 1, 2, 3], part=part),
+        case("a part's frequencies", [0, 1, 2, 3], theta=theta, part=part),
+        case("mixed requests", [start, 0, start + 1, 7, start], part=part),
+        case("strided heads", [0, 1, 2, 3], heads=3, part=part),
     ]
 
 
 def rotate_drive(rotate, case: Case) -> Record:
     x, positions = case["x"].clone(), case["positions"].clone()
-    if case["items"] == ["strided view"]:
+    if case["items"] == ["strided heads"]:
         x = inside_nan(x)
-    return {"out": rotate(x, positions, case["theta"]), "x": x.clone(), "positions": positions}
+    how = {} if case["size"] is None else {"size": case["size"]}
+    return {"out": rotate(x, positions, case["theta"], **how), "x": x.clone(), "positions": positions}
 
 
 def turned(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
@@ -63,16 +65,31 @@ def turned(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
 
 def rotate_judge(case: Case, record: Record) -> Verdicts:
     (item,), got = case["items"], record.get("out")
-    x, theta, half = case["x"].double(), case["theta"], case["x"].shape[-1] // 2
+    slips = _slips(case)
+    wanted = slips.pop("")
+    if isinstance(got, torch.Tensor) and got.dtype != case["x"].dtype and got.is_floating_point():
+        return {item: f"the result is {got.dtype}, and the heads came in {case['x'].dtype}: convert it back"}
+    tolerance = 2e-2 if case["x"].dtype == torch.bfloat16 else 1e-3  # an angle of 400 holds 2e-5 of rounding
+    wrong = diagnose(got, wanted, slips, "the result", tolerance)
+    if not wrong and item == "input untouched":
+        wrong = untouched(case, record, "x", "positions")
+    return {item: wrong}
+
+
+def _slips(case: Case) -> dict[str, torch.Tensor]:
+    """Sentence -> the heads that this slip gives; under "" the right ones."""
+    size = case["size"] or case["x"].shape[-1]
+    whole, theta, half = case["x"].double(), case["theta"], size // 2
+    x, rest = whole[..., :size], whole[..., size:]
     positions, exponents = case["positions"].double()[:, None, None], torch.arange(half).double() / half
+    rows = torch.arange(len(x)).double()[:, None, None]
     angles = positions * theta**-exponents
     pairs = x.unflatten(-1, (half, 2)).transpose(-1, -2).flatten(-2)  # neighbours brought half a head apart
-    neighbours = turned(pairs, angles).unflatten(-1, (2, half)).transpose(-1, -2).flatten(-2)
-    back = turned(x, angles).unflatten(-1, (2, half)).transpose(-1, -2).flatten(-2)
-    rows = torch.arange(len(x)).double()[:, None, None]
+    neighbours, back = (turned(y, angles).unflatten(-1, (2, half)).transpose(-1, -2).flatten(-2) for y in (pairs, x))
     halved = case["positions"].to(case["x"].dtype).double()[:, None, None] * theta**-exponents
-    one_head = torch.cat([turned(x[:, :1], angles), x[:, 1:]], dim=1)
-    slips = {
+    by_head = torch.arange(half).double() / (whole.shape[-1] // 2)
+    results = {
+        "": turned(x, angles),
         "neighbours (0, 1), (2, 3) are turned; this model's pairs lie half a head apart, (0, D/2)": neighbours,
         "a and b are taken out as halves, which is right, and put back as neighbours: put them back as halves": back,
         "a and b are put back as halves, which is right, and taken out as neighbours: take them out as halves": turned(
@@ -82,18 +99,20 @@ def rotate_judge(case: Case, record: Record) -> Verdicts:
         "only the first position is used; rows of several requests have positions of their own": turned(
             x, (rows + positions[0]) * theta**-exponents
         ),
+        "the frequencies fall as those of a whole head; the part has size / 2 pairs, and theta^(-2d/size)": turned(
+            x, positions * theta**-by_head
+        ),
         "the frequencies fall half as fast as they should: theta^(-2d/D), d from 0 to D/2 - 1": turned(
             x, positions * theta ** -(exponents / 2)
         ),
         "it turns the other way round": turned(x, -angles),
-        "only the first head is turned": one_head,
+        "only the first head is turned": torch.cat([turned(x[:, :1], angles), x[:, 1:]], dim=1),
         "the angle was rounded to half precision, where 1001 is 1000: compute angles in float32": turned(x, halved),
         "nothing is turned": x,
     }
-    if isinstance(got, torch.Tensor) and got.dtype != case["x"].dtype and got.is_floating_point():
-        return {item: f"the result is {got.dtype}, and the heads came in {case['x'].dtype}: convert it back"}
-    tolerance = 2e-2 if case["x"].dtype == torch.bfloat16 else 1e-3  # an angle of 400 holds 2e-5 of rounding
-    wrong = diagnose(got, turned(x, angles), slips, "the result", tolerance)
-    if not wrong and item == "input untouched":
-        wrong = untouched(case, record, "x", "positions")
-    return {item: wrong}
+    slips = {sentence: torch.cat([part, rest], dim=-1) for sentence, part in results.items()}
+    everything = torch.arange(whole.shape[-1] // 2).double() / (whole.shape[-1] // 2)
+    slips["the whole head is turned; what lies behind the first `size` numbers stays as it is"] = turned(
+        whole, positions * theta**-everything
+    )
+    return slips
