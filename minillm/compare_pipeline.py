@@ -29,7 +29,7 @@ COLUMNS = {
     "hidden ms": (".1f", "of that, while the engine computed"),
     "after text ms": (".1f", "from the end of the text to the first token"),
     "bubble": (".1%", "idle share of the stages if chunks took equally long: (stages - 1) / (chunks + stages - 1)"),
-    "idle": (".1%", "share of two threads' time that one thread would not have needed"),
+    "idle": (".1%", "share of all threads' time beyond what one thread needs: bubble, small products, shared memory"),
     "same first": (".0%", "prompts with the first token of the whole model"),
     "KL": (".3f", "of the next token's distribution from the whole model's, nats, mean over prompts"),
     "needles": ("", "facts put into a text whose first token is the most likely one when asked for at its end"),

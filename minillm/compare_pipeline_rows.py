@@ -142,7 +142,8 @@ def stage_rows(llm: LLM, ids: list[int], sizes: Sizes) -> list[dict]:
             chunks = -(-len(ids) // chunk_of[name])
             row["bubble"] = (STAGES - 1) / (chunks + STAGES - 1)
             row["ideal x"] = 1 / (STAGES * (1 - row["bubble"]))
-            row["idle"] = 1 - 1 / (STAGES * row["TTFT x"])
+        if name != "1 process, 1 thread":
+            row["idle"] = 1 - 1 / ((STAGES if name in chunk_of else threads) * row["TTFT x"])
         rows.append(row)
     return rows
 

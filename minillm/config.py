@@ -149,6 +149,7 @@ class EngineConfig:
     tensor_parallel_size: int = 1  # processes, each with a part of every layer; heads must divide by it
     pipeline_parallel_size: int = 1  # processes, each with some of the layers; chunks of a step flow through them
     pipeline_chunk_size: int | None = None  # most rows of such a chunk (128)
+    overlap_copies: bool = False  # GPU: a step's numbers are copied while the step before is computed
     early_exit_layer: int | None = None  # prompt tokens but the last leave after so many layers; inexact
     max_num_batched_tokens: int = 2048  # token budget of one step
     max_num_seqs: int = 64  # sequences that may run at once
@@ -232,6 +233,11 @@ class EngineConfig:
             raise ConfigError(
                 f"early_exit_layer={self.early_exit_layer} needs the whole model in one process, and {self.num_ranks} "
                 f"share it; drop it, or leave tensor_parallel_size and pipeline_parallel_size at 1"
+            )
+        if self.overlap_copies and self.num_ranks > 1:
+            raise ConfigError(
+                f"overlap_copies has no meaning for {self.num_ranks} ranks, to which each step is announced first; "
+                f"drop it, or leave tensor_parallel_size and pipeline_parallel_size at 1"
             )
         if self.pipeline_chunk_size is not None and pipeline == 1:
             raise ConfigError(

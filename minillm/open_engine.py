@@ -14,14 +14,17 @@ from dataclasses import dataclass
 import torch
 
 from minillm.attention.choose import choose_attention
+from minillm.batch import Batch
 from minillm.block_pool import BlockPool
 from minillm.checkpoint import Checkpoint, load
 from minillm.config import EngineConfig
 from minillm.decode_graphs import DecodeGraphs, why_eager
+from minillm.embedding import PCIe
 from minillm.engine import Engine
 from minillm.kv_cache import KVCache
 from minillm.model import Transformer
 from minillm.pipeline.early_exit import EarlyExit
+from minillm.pipeline.side_stream import CopiedAhead
 from minillm.resources import (
     choose_device,
     choose_dtype,
@@ -119,5 +122,6 @@ def _engine(
         sampler=Sampler(eos_token_ids=tokenizer.eos_token_ids, seed=config.seed),
         attend=attend,
         max_model_len=max_model_len,
+        make_batch=CopiedAhead(PCIe(device)) if config.overlap_copies else Batch.from_step,
         decode_graphs=graphs,
     )

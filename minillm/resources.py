@@ -34,6 +34,8 @@ def choose_device(config: EngineConfig) -> tuple[torch.device, str]:
         raise ConfigError(f"device={name!r} is not supported; use cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device={name!r} but PyTorch sees no CUDA GPU; use device='cpu'")
+    if config.overlap_copies and device.type != "cuda":
+        raise ConfigError(f"overlap_copies is for a GPU; on a {device.type} nothing is copied, so drop it")
     return device, reason
 
 

@@ -48,6 +48,7 @@ SECTIONS = (
     Section("tile staircase", "ceilings", 10, "staircase"),
     Section("steps of whole tiles", "alignment", 15),
     Section("embedding in CPU memory", "embedding", 15),
+    Section("pipeline", "pipeline", 15),
     Section("float16 against float32", "half", 15),
     Section("transformers", "peers", 25),
     Section("lessons", "lessons", 90),

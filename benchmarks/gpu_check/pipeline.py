@@ -1,0 +1,86 @@
+"""Chunked prefill with a step's numbers copied at once and ahead of the computation, and prompt tokens that exit early.
+
+Chunks that sample nothing follow each other without a pause only if nothing makes the host wait: the smaller the model
+and the chunk, the larger the share of time that starting kernels takes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import torch
+
+from benchmarks.gpu_check.attention import bodies
+from benchmarks.gpu_check.measure import summary
+from benchmarks.gpu_check.models import generate, make_engine, random_model, random_prompts
+from benchmarks.gpu_check.sections import Check
+from minillm.batch import Batch
+from minillm.embedding import PCIe
+from minillm.engine import Engine
+from minillm.pipeline.early_exit import EarlyExit
+from minillm.pipeline.side_stream import CopiedAhead
+
+REPEATS = 5
+NEW_TOKENS = 4
+
+
+def rows(check: Check) -> Iterator[dict]:
+    length, chunks = (40, (8,)) if check.dry else (8192, (256, 1024))
+    (attend,) = bodies(check, ("triton",)).values()
+    link = PCIe(check.device) if check.device.type == "cuda" else SameMemory()
+    for name in ("1b", "8b"):
+        model = random_model(check, name)
+        for chunk in chunks:
+            options = {"prefill_chunk_size": chunk}
+            engines = {way: make_engine(model, attend, length + NEW_TOKENS, **options) for way in ("at once", "ahead")}
+            engines["ahead"].make_batch = CopiedAhead(link)
+            prompts = random_prompts(model.config, 1, length)
+            tokens = [generate(engine, prompts, NEW_TOKENS)[0].outputs[0].token_ids for engine in engines.values()]
+            yield {"copies": name, "chunk": chunk, "ok": tokens[0] == tokens[1]}
+            what = {"copies": name, "prompt": length, "chunk": chunk}
+            yield what | {"times": ttft(engines, length), "against": "at once"}
+    yield from early(check, model, attend, length)
+
+
+def early(check: Check, model, attend, length: int) -> Iterator[dict]:
+    """The last layer but one, where the tokens are the whole model's but for rounding, and half of the layers."""
+    num_layers = model.config.num_hidden_layers
+    models = {"whole": model, "after all but one": EarlyExit(model, num_layers - 1)}
+    models["after half"] = EarlyExit(model, num_layers // 2)
+    engines = {name: make_engine(other, attend, length + NEW_TOKENS) for name, other in models.items()}
+    (prompt,) = random_prompts(model.config, 1, length)
+    logits = {name: next_logits(engine, prompt) for name, engine in engines.items()}
+    error = {name: float((x - logits["whole"]).norm() / logits["whole"].norm()) for name, x in logits.items()}
+    yield {
+        "early exit": f"{num_layers} layers",
+        "ok": error["after all but one"] < (1e-4 if check.dtype == torch.float32 else 5e-2),
+        "relative_error": {name: round(value, 5) for name, value in error.items()},
+    }
+    yield {"early exit": f"{num_layers} layers", "prompt": length, "times": ttft(engines, length), "against": "whole"}
+
+
+def next_logits(engine: Engine, prompt: list[int]) -> torch.Tensor:
+    """[V] in float32 for the token behind a prompt."""
+    table = list(range(engine.kv_cache.num_blocks))
+    batch = Batch.build([prompt], [len(prompt)], [table], engine.kv_cache.block_size, device=engine.model.device)
+    return engine.model.forward(batch, engine.kv_cache, engine.attend)[0]
+
+
+def ttft(engines: dict[str, Engine], length: int) -> dict:
+    """Seconds to the first token of a fresh prompt, the engines in turns; the first round warms up."""
+    seconds: dict[str, list[float]] = {name: [] for name in engines}
+    for _ in range(REPEATS + 1):
+        for name, engine in engines.items():
+            prompts = random_prompts(engine.model.config, 1, length)
+            start = time.perf_counter()
+            generate(engine, prompts, 1)
+            seconds[name].append(time.perf_counter() - start)
+    return {name: summary(values[1:]) for name, values in seconds.items()}
+
+
+class SameMemory:
+    """A link to where everything is already."""
+
+    def send(self, tensor: torch.Tensor):
+        return tensor.clone(), lambda: None
