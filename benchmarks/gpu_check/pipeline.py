@@ -13,38 +13,49 @@ import torch
 
 from benchmarks.gpu_check.attention import bodies
 from benchmarks.gpu_check.measure import summary
-from benchmarks.gpu_check.models import generate, make_engine, random_model, random_prompts
+from benchmarks.gpu_check.models import config_of, generate, make_engine, random_model, random_prompts
 from benchmarks.gpu_check.sections import Check
 from minillm.batch import Batch
 from minillm.embedding import PCIe
 from minillm.engine import Engine
+from minillm.model import Transformer
 from minillm.pipeline.early_exit import EarlyExit
 from minillm.pipeline.side_stream import CopiedAhead
 
-REPEATS = 5
+REPEATS = 4
 NEW_TOKENS = 4
 
 
 def rows(check: Check) -> Iterator[dict]:
-    length, chunks = (40, (8,)) if check.dry else (8192, (256, 1024))
+    length = 40 if check.dry else 8192
     (attend,) = bodies(check, ("triton",)).values()
-    link = PCIe(check.device) if check.device.type == "cuda" else SameMemory()
-    for name in ("1b", "8b"):
+    for name, chunks in (("1b", (256, 1024)), ("8b", (512,))):
+        config = config_of(check, name)
+        needed = 2 * config.num_parameters * check.dtype.itemsize
+        if needed > check.free_bytes:
+            yield {"model": name, "note": f"does not fit: it takes {needed:,} bytes, {check.free_bytes:,} are free"}
+            continue
         model = random_model(check, name)
-        for chunk in chunks:
-            options = {"prefill_chunk_size": chunk}
-            engines = {way: make_engine(model, attend, length + NEW_TOKENS, **options) for way in ("at once", "ahead")}
-            engines["ahead"].make_batch = CopiedAhead(link)
-            prompts = random_prompts(model.config, 1, length)
-            tokens = [generate(engine, prompts, NEW_TOKENS)[0].outputs[0].token_ids for engine in engines.values()]
-            yield {"copies": name, "chunk": chunk, "ok": tokens[0] == tokens[1]}
-            what = {"copies": name, "prompt": length, "chunk": chunk}
-            yield what | {"times": ttft(engines, length), "against": "at once"}
-    yield from early(check, model, attend, length)
+        for chunk in (8,) if check.dry else chunks:
+            yield from copies(check, name, model, attend, length, chunk)
+        if name == "1b":
+            yield from early(check, name, model, attend, length)
 
 
-def early(check: Check, model, attend, length: int) -> Iterator[dict]:
-    """The last layer but one, where the tokens are the whole model's but for rounding, and half of the layers."""
+def copies(check: Check, name: str, model: Transformer, attend, length: int, chunk: int) -> Iterator[dict]:
+    """A prompt in chunks, whose numbers are copied at once or ahead: equal tokens, and the time to the first."""
+    options = {"prefill_chunk_size": chunk}
+    engines = {way: make_engine(model, attend, length + NEW_TOKENS, **options) for way in ("at once", "ahead")}
+    engines["ahead"].make_batch = CopiedAhead(PCIe(check.device) if check.device.type == "cuda" else SameMemory())
+    prompts = random_prompts(model.config, 1, length)
+    first, second = (generate(engine, prompts, NEW_TOKENS)[0].outputs[0].token_ids for engine in engines.values())
+    what = {"model": name, "copies of chunks of": chunk}
+    yield what | {"ok": first == second}
+    yield what | {"prompt": length, "times": ttft(engines, length), "against": "at once"}
+
+
+def early(check: Check, name: str, model: Transformer, attend, length: int) -> Iterator[dict]:
+    """Exit after the last layer but one, where logits are the whole model's but for rounding, and after half of them."""
     num_layers = model.config.num_hidden_layers
     models = {"whole": model, "after all but one": EarlyExit(model, num_layers - 1)}
     models["after half"] = EarlyExit(model, num_layers // 2)
@@ -52,12 +63,12 @@ def early(check: Check, model, attend, length: int) -> Iterator[dict]:
     (prompt,) = random_prompts(model.config, 1, length)
     logits = {name: next_logits(engine, prompt) for name, engine in engines.items()}
     error = {name: float((x - logits["whole"]).norm() / logits["whole"].norm()) for name, x in logits.items()}
-    yield {
-        "early exit": f"{num_layers} layers",
+    what = {"model": name, "early exit of": f"{num_layers} layers"}
+    yield what | {
         "ok": error["after all but one"] < (1e-4 if check.dtype == torch.float32 else 5e-2),
         "relative_error": {name: round(value, 5) for name, value in error.items()},
     }
-    yield {"early exit": f"{num_layers} layers", "prompt": length, "times": ttft(engines, length), "against": "whole"}
+    yield what | {"prompt": length, "times": ttft(engines, length), "against": "whole"}
 
 
 def next_logits(engine: Engine, prompt: list[int]) -> torch.Tensor:
