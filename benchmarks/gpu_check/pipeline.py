@@ -55,7 +55,7 @@ def copies(check: Check, name: str, model: Transformer, attend, length: int, chu
 
 
 def early(check: Check, name: str, model: Transformer, attend, length: int) -> Iterator[dict]:
-    """Exit after the last layer but one, where logits are the whole model's but for rounding, and after half of them."""
+    """Exit after all layers but one, where logits are those of the whole model but for rounding, and after half."""
     num_layers = model.config.num_hidden_layers
     models = {"whole": model, "after all but one": EarlyExit(model, num_layers - 1)}
     models["after half"] = EarlyExit(model, num_layers // 2)
