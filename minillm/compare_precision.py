@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Collection
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 
 import torch
@@ -76,6 +76,13 @@ class Sizes:
     answer: int = 32  # tokens of a decode that is timed
     repeats: int = 5
 
+    def within(self, limit: int) -> Sizes:
+        """The same for a model that takes at most `limit` tokens."""
+        window = min(self.window, limit)
+        half = window // 2
+        prompt = min(self.prompt, limit - self.answer)
+        return replace(self, window=window, stride=min(self.stride, half), steps=min(self.steps, half), prompt=prompt)
+
 
 QUICK = Sizes(text=300, window=128, stride=64, steps=16, prompt=64, answer=8, repeats=2)
 
@@ -93,6 +100,7 @@ def compare(llm: LLM, quick: bool = False) -> Comparison:
 
 def measure(llm: LLM, sizes: Sizes, names: Collection[str] | None = None) -> Comparison:
     """`compare` with other sizes, or with some of the ways only; fp32 and the 16-bit row are always there."""
+    sizes = sizes.within(llm.max_model_len)
     half = "fp16" if llm.engine.model.dtype is torch.float16 else "bf16"
     ways = {EXACT: {"dtype": "float32"}, half: {}}
     ways |= {name: {"dtype": dtype} for name, dtype in HALVES.items() if name != half} | ROUNDED

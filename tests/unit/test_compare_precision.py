@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from minillm import LLM
-from minillm.compare_precision import COLUMNS, QUICK, ROUNDED, measure, note
+from minillm.compare_precision import COLUMNS, QUICK, ROUNDED, Sizes, measure, note
 from minillm.perplexity import JARGON_FILE
 
 COMMAND = [sys.executable, "-m", "minillm", "bench", "--compare", "precision", "--quick", "--model", "random:tiny"]
@@ -82,6 +82,13 @@ def test_a_type_that_does_not_run_here_is_a_note_and_not_a_row(table):
     if not torch.cuda.is_available():
         assert "fp16" not in {row["name"] for row in table.rows}
         assert table.notes[-1].startswith("fp16 does not run here: dtype='float16'")
+
+
+def test_a_model_for_short_prompts_gets_shorter_ones():
+    with LLM("random:tiny", dtype="bfloat16", max_model_len=100) as llm:
+        table = measure(llm, replace(Sizes(), text=300, repeats=1), [])
+    assert table.setting["windows"] == "5 of 100" and table.setting["prompt"] == 68
+    assert table.setting["decode steps"] == 50
 
 
 def test_16_bits_stand_beside_themselves(rows):
