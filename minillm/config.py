@@ -215,7 +215,8 @@ class EngineConfig:
                 f"long_prefill_token_threshold={a} and prefill_chunk_size={b} are two names of one option; give one"
             )
         if not self.enable_chunked_prefill and self.chunk_limit is not None:
-            raise ConfigError("prefill_chunk_size has no meaning with enable_chunked_prefill=False; drop one of them")
+            given = f"prefill_chunk_size={b}" if a is None else f"long_prefill_token_threshold={a}"
+            raise ConfigError(f"{given} has no meaning with enable_chunked_prefill=False; drop one of them")
         self._check_ranks()
         self._check_alignment()
         self._check_policy_options()
@@ -250,7 +251,9 @@ class EngineConfig:
         if multiple is None:
             return
         if not self.enable_chunked_prefill:
-            raise ConfigError("align_prefill_tokens has no meaning with enable_chunked_prefill=False; drop one of them")
+            raise ConfigError(
+                f"align_prefill_tokens={multiple} has no meaning with enable_chunked_prefill=False; drop one of them"
+            )
         if multiple > budget:
             raise ConfigError(
                 f"align_prefill_tokens={multiple} is more than max_num_batched_tokens={budget}, so no step could ever "

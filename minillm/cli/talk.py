@@ -11,15 +11,18 @@ from minillm.cli.options import add_sampling, engine_command, open_llm, sampling
 from minillm.errors import PromptError
 
 READ_BYTES = 1 << 16  # at a time, of a prompt that is streamed
+CHAT_HINT = "hint: the text is continued as it stands, and this model was trained on messages; --chat sends it as one"
 DEMO_QUESTION = "Name the capital of France."  # no step is a near tie, so rounding on no processor changes the answer
 
 
 def add_commands(commands) -> None:
-    generate = engine_command(commands, "generate", run_generate, "complete one or more prompts")
+    generate = engine_command(
+        commands, "generate", run_generate, "continue one or more texts, or answer them as messages (--chat)"
+    )
     generate.add_argument("prompts", nargs="*", metavar="PROMPT")
     stream = "instead: one prompt from a file, or - for standard input, computed while it is still being read"
     generate.add_argument("--stream-prompt", metavar="FILE", help=stream)
-    generate.add_argument("--chat", action="store_true", help="send each prompt as a user message")
+    generate.add_argument("--chat", action="store_true", help="send each prompt as a user's message: for questions")
     generate.add_argument("--json", action="store_true", help="print one JSON list")
     add_sampling(generate)
     generate.add_argument("--n", type=int, help="completions per prompt")
@@ -45,6 +48,8 @@ def run_generate(args) -> None:
             conversations = [[{"role": "user", "content": prompt}] for prompt in args.prompts]
             outputs = llm.chat(conversations, params, use_tqdm=sys.stderr.isatty())
         else:
+            if llm.tokenizer.chat_template and sys.stderr.isatty():
+                print(CHAT_HINT, file=sys.stderr)
             outputs = llm.generate(args.prompts, params, use_tqdm=sys.stderr.isatty())
     rows = []
     for prompt, output in zip(args.prompts, outputs, strict=True):

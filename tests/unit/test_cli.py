@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from minillm import LLM
 from minillm.cli import main
 
 
@@ -34,6 +35,25 @@ def test_generate_takes_engine_options_and_a_seed():
     first, second = (json.loads(minillm(*args).stdout)[0]["token_ids"] for _ in range(2))
     assert first == second
     assert json.loads(minillm(*args, "--seed", "4").stdout)[0]["token_ids"] != first
+
+
+@pytest.mark.parametrize("flags", [[], ["--chat"]])
+@pytest.mark.parametrize("template", ["{{ messages[0].content }}", None])
+@pytest.mark.parametrize("terminal", [True, False])
+def test_generate_points_to_chat_where_somebody_looks_and_the_model_knows_messages(
+    monkeypatch, capsys, flags, template, terminal
+):
+    def open_llm(args):
+        llm = LLM("random:tiny", num_kv_blocks=8)
+        llm.tokenizer.chat_template = template
+        return llm
+
+    monkeypatch.setattr("minillm.cli.talk.open_llm", open_llm)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal, raising=False)
+    status = main(["generate", "hello", "--max-tokens", "2", *flags])
+    said = capsys.readouterr().err
+    assert status == (2 if flags and not template else 0), said
+    assert said.count("--chat sends it") == (terminal and template is not None and not flags)
 
 
 def test_chat_streams_an_answer_and_ends_at_the_end_of_input():
