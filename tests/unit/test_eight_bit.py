@@ -41,7 +41,7 @@ from tests.unit.engines import (
 )
 from tests.unit.test_sparse import SPARSE
 from tests.unit.test_sparse import check as check_sparse
-from tests.unit.two_ranks import open_two, tokens
+from tests.unit.two_ranks import OPTIONS, tokens
 
 INT8, FP8 = EIGHT_BIT
 FAMILIES = ["random:tiny", "random:tiny-mistral", "random:tiny-qwen2", "random:tiny-qwen3"]
@@ -407,10 +407,12 @@ def test_fp8_needs_a_gpu_that_has_it_and_int8_does_not(monkeypatch, capability, 
 # -- several ranks, and the real model
 
 
-def test_two_ranks_keep_their_heads_in_eight_bits(tiny, session_seed, kv_dtype):
+@pytest.mark.parametrize("cut", ["heads", "layers"])
+def test_two_ranks_keep_their_heads_or_layers_in_eight_bits(tiny, session_seed, kv_dtype, cut):
     name = "int8" if kv_dtype == INT8 else "fp8"
     prompts = random_prompts(tiny, [5, 37], session_seed + 8)
-    with open_two("random:tiny", kv_cache_dtype=name) as two:
+    ranks = {"tensor_parallel_size": 2} if cut == "heads" else {"pipeline_parallel_size": 2}
+    with LLM("random:tiny", kv_cache_dtype=name, **ranks, **OPTIONS) as two:
         assert two.engine.kv_cache.tensors[0].dtype == kv_dtype
         replies = [reply for (reply,) in tokens(two, prompts)]
         assert_tokens_follow(tiny, prompts, replies, kv_dtype)
