@@ -107,8 +107,8 @@ class Transformer:
     def _residual_stream(self, batch: Batch, kv: KVCache, attend, parts, embedded=None) -> torch.Tensor:
         """[T, E] after the last layer, before the final norm."""
         with parts("linear"):
-            x = self.embed(batch) if embedded is None else embedded
-        return self.through_layers(x, batch, kv, attend, parts)
+            rows = [self.embed(batch) if embedded is None else embedded]
+        return self.through_layers(rows.pop(), batch, kv, attend, parts)  # kept here, they would outlive their use
 
     def through_layers(
         self, x: torch.Tensor, batch: Batch, kv: KVCache, attend, parts=NO_PARTS, which: slice = ALL_LAYERS
