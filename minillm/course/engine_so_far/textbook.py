@@ -65,7 +65,7 @@ class TextbookModel:
             raise GradeError(f"the textbook model cannot stand in for this one: {reason}")
         self.config, self.dtype, self.device = model.config, model.dtype, model.device
         self.embedding, self.lm_head, self.final_norm = model.embedding, model.lm_head, model.norm.weight
-        self.layers = [_weights(layer) for layer in model.layers]
+        self.layers = [layer_weights(layer) for layer in model.layers]
         self._rms_norm, self._rotate, self._block = (parts[name] for name in REFERENCE)
 
     def forward(self, batch, kv, attend, parts=NO_PARTS) -> torch.Tensor:
@@ -103,7 +103,8 @@ def not_in_the_textbook(model) -> str:
     return ""
 
 
-def _weights(layer) -> dict[str, torch.Tensor]:
+def layer_weights(layer) -> dict[str, torch.Tensor]:
+    """The matrices of one loaded layer under the names that `block` reads."""
     return {
         "input_norm": layer.input_norm.weight,
         "qkv": layer.qkv_proj.weight,

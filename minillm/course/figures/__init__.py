@@ -8,11 +8,13 @@ from minillm.course.figures.doubling import doubling
 from minillm.course.figures.engine_so_far import Reading, engine_so_far
 from minillm.course.figures.gallery import gallery
 from minillm.course.figures.growth import growth
+from minillm.course.figures.later_tokens import later_tokens
 from minillm.course.figures.logit_lens import logit_lens
 from minillm.course.figures.masks import masks
 from minillm.course.figures.matrices import Matrix, matrices
 from minillm.course.figures.merges import Merge, merges
 from minillm.course.figures.precision import Precision, precision
+from minillm.course.figures.recompute import recompute
 from minillm.course.figures.roofline import Roof, Work, roofline
 from minillm.course.figures.rotation import rotation
 from minillm.course.figures.score_matrix import score_matrix
@@ -38,11 +40,13 @@ __all__ = [
     "engine_so_far",
     "gallery",
     "growth",
+    "later_tokens",
     "logit_lens",
     "masks",
     "matrices",
     "merges",
     "precision",
+    "recompute",
     "roofline",
     "rotation",
     "score_matrix",
