@@ -130,10 +130,13 @@ def recover_judge(case: Case, record: Record) -> Verdicts:
             cut=oracle.encoded_again
         ),
     }
-    vocabulary = [token.encode("latin-1") for token in case["vocabulary"]]
+    vocabulary, merges = [token.encode("latin-1") for token in case["vocabulary"]], record.get("merges")
+    parts = next((len(pair) for pair in merges if len(pair) != 2), 2) if isinstance(merges, list) else 2
+    if parts != 2:
+        return dict.fromkeys(case["items"], f"a merge joins two parts, this one has {parts}: stop when two are left")
     slips = {sentence: oracle.recover(vocabulary, split) for sentence, split in splits.items()}
     wanted = oracle.recover(vocabulary, oracle.by_merging())
-    return dict.fromkeys(case["items"], explain(record.get("merges"), wanted, slips))
+    return dict.fromkeys(case["items"], explain(merges, wanted, slips))
 
 
 # ---- text in pieces ------------------------------------------------------------------------------
