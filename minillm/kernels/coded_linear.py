@@ -1,4 +1,4 @@
-"""y = x @ w.T for a few rows x and a matrix w of int8 or int4 codes: the codes are widened in registers.
+"""y = x @ w.T for a few rows x and a matrix w of int8, fp8 or int4 codes: the codes are widened in registers.
 
 A decode step uses each weight once, so it takes as long as the weights take to arrive: half the bytes, half the time,
 as long as widening keeps up. Two things make that so. Enough programs: 4,096 rows of a matrix are 64 tiles for the 132
@@ -31,6 +31,8 @@ MIN_STEPS = 2  # of a split: below it the parts cost more than they bring
 _TABLE = (
     ("int8_linear", 16, 64, 4, 4, "16 rows are one mma tile; 32 KB of codes under way per program"),
     ("int8_linear", 64, 64, 4, 3, "each code is widened once for 64 rows"),
+    ("fp8_linear", 16, 64, 4, 4, "as int8"),
+    ("fp8_linear", 64, 64, 4, 3, "as int8"),
     ("int4_linear", 16, 64, 4, 4, "as int8; 128 codes wide it would be 3.3 instead of 4.2 instructions per code"),
     ("int4_linear", 64, 64, 8, 3, "each code is widened once for 64 rows"),
 )
@@ -54,14 +56,16 @@ UNPACK_BFLOAT16 = tl.constexpr(UNPACK.replace("TOP", "0x43434343"))
 
 
 @triton.jit(do_not_specialize=["num_rows", "steps_per_split"])  # or each size of a step were compiled for itself
-def int8_kernel(
-    x_ptr, codes_ptr, scale_ptr, y_ptr, num_rows, x_stride, n_stride, k_stride, steps_per_split,
+def channel_kernel(
+    x_ptr, x_scale_ptr, codes_ptr, scale_ptr, y_ptr, num_rows, x_stride, n_stride, k_stride, steps_per_split,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Program (tile of N, tile of rows, split) sums its share of K: codes as they are, the row's scale at the end.
+    """Program (tile of N, tile of rows, split) sums its share of K: codes as they are, scales at the end.
 
+    x_scale_ptr         of each row of x, where x has codes as well; None where it has numbers
     n_stride, k_stride  N and K, which are also the strides of the rows of y and of the codes
     """
+    dtype: tl.constexpr = x_ptr.dtype.element_ty if x_scale_ptr is None else tl.float16  # which holds every fp8 number
     n = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.program_id(1).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     split = tl.program_id(2)
@@ -74,11 +78,13 @@ def int8_kernel(
     for start in tl.range(first, min(last, k_stride), BLOCK_K, num_stages=STAGES):
         k_inside = tl.arange(0, BLOCK_K) < k_stride - start
         x = tl.load(x_ptrs, m_inside[:, None] & k_inside[None, :], other=0.0)
-        codes = tl.load(code_ptrs, n_inside[None, :] & k_inside[:, None], other=0)
-        acc = tl.dot(x, codes.to(x.dtype), acc)
+        codes = tl.load(code_ptrs, n_inside[None, :] & k_inside[:, None], other=0.0)
+        acc = tl.dot(x.to(dtype), codes.to(dtype), acc)
         x_ptrs += BLOCK_K
         code_ptrs += BLOCK_K
     y = acc * tl.load(scale_ptr + n, n_inside, other=0.0)[None, :]
+    if x_scale_ptr is not None:
+        y *= tl.load(x_scale_ptr + m, m_inside, other=0.0)[:, None]
     y_ptrs = y_ptr + (split * num_rows + m[:, None]) * n_stride + n[None, :]
     tl.store(y_ptrs, y.to(y_ptr.dtype.element_ty), m_inside[:, None] & n_inside[None, :])
 
@@ -145,21 +151,37 @@ def int8_rows(x: torch.Tensor, weight: ChannelQuantized, splits: int | None = No
     splits  programs that share a sum over K; None: as many as keep the GPU busy
     row     launch row in place of the table's
     """
-    x, row = _with_dense_rows(x), row or find_row("int8_linear", x)
+    return _channels(x, None, weight, x.dtype, splits, row or find_row("int8_linear", len(x)))
+
+
+def fp8_rows(
+    x: torch.Tensor,
+    x_scale: torch.Tensor,
+    weight: ChannelQuantized,
+    dtype: torch.dtype,
+    splits: int | None = None,
+    row: LaunchRow | None = None,
+):
+    """As `int8_rows`, for codes x [T, K] of float8_e4m3fn with a scale for each row; y has `dtype`."""
+    return _channels(x, x_scale, weight, dtype, splits, row or find_row("fp8_linear", len(x)))
+
+
+def _channels(x, x_scale, weight: ChannelQuantized, dtype: torch.dtype, splits: int | None, row: LaunchRow):
     n, k = weight.shape
+    x = _with_dense_rows(x)
 
     def launch(grid, y, steps_per_split):
-        int8_kernel[grid](
-            x, weight.codes, weight.scale, y, len(x), x.stride(0), n, k, steps_per_split,
+        channel_kernel[grid](
+            x, x_scale, weight.codes, weight.scale, y, len(x), x.stride(0), n, k, steps_per_split,
             row.block_m, row.block_n, BLOCK_K, row.num_stages, num_warps=row.num_warps, num_stages=row.num_stages,
         )  # fmt: skip
 
-    return _split_over_k(x, n, triton.cdiv(k, BLOCK_K), splits, row, launch)
+    return _split_over_k(x, n, dtype, triton.cdiv(k, BLOCK_K), splits, row, launch)
 
 
 def int4_rows(x: torch.Tensor, weight: PackedInt4, splits: int | None = None, row: LaunchRow | None = None):
     """As `int8_rows`, for x of a half dtype; the scales have the same."""
-    x, row = _with_dense_rows(x), row or find_row("int4_linear", x)
+    x, row = _with_dense_rows(x), row or find_row("int4_linear", len(x))
     n, groups = weight.shape[0], len(weight.codes)
     pairs = weight.scale_and_minimum.view(torch.int32)
 
@@ -170,16 +192,18 @@ def int4_rows(x: torch.Tensor, weight: PackedInt4, splits: int | None = None, ro
             num_warps=row.num_warps, num_stages=row.num_stages,
         )  # fmt: skip
 
-    return _split_over_k(x, n, groups, splits, row, launch)
+    return _split_over_k(x, n, x.dtype, groups, splits, row, launch)
 
 
 def _with_dense_rows(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(1) == 1 else x.contiguous()
 
 
-def _split_over_k(x: torch.Tensor, n: int, steps: int, splits: int | None, row: LaunchRow, launch) -> torch.Tensor:
+def _split_over_k(
+    x, n: int, dtype: torch.dtype, steps: int, splits: int | None, row: LaunchRow, launch
+) -> torch.Tensor:
     """Launch a kernel whose loop over K has `steps` steps, in as many splits as wanted, and add up their parts."""
-    y = torch.empty((len(x), n), dtype=x.dtype, device=x.device)
+    y = torch.empty((len(x), n), dtype=dtype, device=x.device)
     if not len(x):
         return y
     tiles = triton.cdiv(n, row.block_n), triton.cdiv(len(x), row.block_m)
@@ -204,27 +228,29 @@ def _num_sms(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
-def find_row(kernel: str, x: torch.Tensor) -> LaunchRow:
-    """The row for these rows: tiles of 16 where they are enough, of 64 where not."""
-    return _row(kernel, "decode" if len(x) <= 16 else "rows")
-
-
 @cache
-def _row(kernel: str, phase: str) -> LaunchRow:
+def find_row(kernel: str, num_rows: int) -> LaunchRow:
+    """The row for so many rows of x: tiles of 16 where they are enough, of 64 where not."""
+    phase = "decode" if num_rows <= 16 else "rows"
     return next(row for row in ROWS if (row.kernel, row.phase) == (kernel, phase))
 
 
 def rows(compute_capability: tuple[int, int], dtype: str) -> list[LaunchRow]:
     """The launches that the compile report covers on one GPU."""
-    return [row for row in ROWS if (row.compute_capability, row.dtype) == (compute_capability, dtype)]
+    found = [row for row in ROWS if (row.compute_capability, row.dtype) == (compute_capability, dtype)]
+    return [row for row in found if row.kernel != "fp8_linear" or compute_capability >= (8, 9)]
 
 
 def compile_spec(row: LaunchRow):
     """(kernel, signature, constexprs) of one row, for compiling without a GPU; int4 in groups of 128."""
     constexprs = {"BLOCK_M": row.block_m, "BLOCK_N": row.block_n, "STAGES": row.num_stages}
-    kernel = int8_kernel if row.kernel == "int8_linear" else int4_kernel
-    constexprs |= {"BLOCK_K": BLOCK_K} if kernel is int8_kernel else {"GROUP": 128, "ASM": True}
-    kinds = dict.fromkeys(constexprs, "constexpr") | {"scale_ptr": "*fp32", "pairs_ptr": "*i32"}
-    kinds |= {"codes_ptr": "*i8" if kernel is int8_kernel else "*u8", "x_ptr": POINTERS[row.dtype]}
-    kinds |= {"y_ptr": POINTERS[row.dtype]}
+    kernel = int4_kernel if row.kernel == "int4_linear" else channel_kernel
+    constexprs |= {"GROUP": 128, "ASM": True} if kernel is int4_kernel else {"BLOCK_K": BLOCK_K}
+    fp8 = row.kernel == "fp8_linear"
+    if kernel is channel_kernel and not fp8:
+        constexprs["x_scale_ptr"] = None
+    codes = {"int8_linear": "*i8", "int4_linear": "*u8", "fp8_linear": POINTERS["float8_e4m3fn"]}[row.kernel]
+    kinds = {"codes_ptr": codes, "x_ptr": codes if fp8 else POINTERS[row.dtype], "y_ptr": POINTERS[row.dtype]}
+    kinds |= {"x_scale_ptr": "*fp32", "scale_ptr": "*fp32", "pairs_ptr": "*i32"}
+    kinds |= dict.fromkeys(constexprs, "constexpr")
     return kernel, {name: kinds.get(name, "i32") for name in kernel.arg_names}, constexprs

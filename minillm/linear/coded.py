@@ -56,7 +56,9 @@ class CodedLinear:
 
 
 INT8_MAX_ROWS = 8
-"""Most rows for which PyTorch's int8 product on a CPU takes less time than widening the codes and multiplying."""
+"""Most rows for which PyTorch's int8 product on a CPU takes less time than widening the codes and multiplying.
+
+In microseconds, as in int4.py, for 1, 8, 16 and 512 rows: 174, 395, 508 and 5,257, the last two widened."""
 
 
 def int8_product(x: torch.Tensor, weight: ChannelQuantized) -> torch.Tensor:

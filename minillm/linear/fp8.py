@@ -24,7 +24,8 @@ MULTIPLE = 16  # of rows and columns, in PyTorch's fp8 product
 
 
 class Fp8Linear:
-    """Codes of one byte, multiplied by the tensor cores of a GPU of compute capability 8.9 or later, bfloat16 out.
+    """Codes of one byte on a GPU of compute capability 8.9 or later, bfloat16 out: our kernel for a few rows, which
+    shares the sums over K to read the codes fast, and PyTorch's product on the fp8 tensor cores for more.
 
     Raises ConfigError for a matrix that PyTorch's fp8 product does not take.
     """
@@ -35,22 +36,34 @@ class Fp8Linear:
                 f"quantization='fp8' needs matrices with multiples of {MULTIPLE} rows and columns on a GPU, and this "
                 f"model has one of {list(weight.shape)}; use quantization='int8'"
             )
-        from minillm.kernels.fp8_rows import round_rows_to_fp8  # not before a GPU is there
+        from minillm.kernels.coded_linear import MOST_ROWS, fp8_rows  # not before a GPU is there
+        from minillm.kernels.fp8_rows import round_rows_to_fp8
 
-        self.round_rows = round_rows_to_fp8
+        self.round_rows, self.product, self.most_rows = round_rows_to_fp8, fp8_rows, MOST_ROWS
         self.codes = weight
         self.bias = bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         codes, scale = self.round_rows(x)
-        y = torch._scaled_mm(
-            codes, self.codes.codes.t(), scale[:, None], self.codes.scale[None, :], out_dtype=torch.bfloat16
-        )
+        if x.shape[0] <= self.most_rows:
+            y = self.product(codes, scale, self.codes, torch.bfloat16)
+        else:
+            y = by_tensor_cores(codes, scale, self.codes)
         return y if self.bias is None else y + self.bias
 
     @property
     def num_weight_bytes(self) -> Counter[str]:
         return Counter({"fp8": self.codes.nbytes})
+
+
+def by_tensor_cores(x: torch.Tensor, x_scale: torch.Tensor, weight: ChannelQuantized, fast: bool = False):
+    """Codes x [T, K] with scales [T] times the weight: [T, N] in bfloat16.
+
+    fast  add up within the tensor cores, with fewer bits than float32 has
+    """
+    return torch._scaled_mm(
+        x, weight.codes.t(), x_scale[:, None], weight.scale[None, :], out_dtype=torch.bfloat16, use_fast_accum=fast
+    )
 
 
 class EmulatedFp8:

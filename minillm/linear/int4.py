@@ -1,7 +1,8 @@
 """4-bit codes on a CPU, in the layout of PyTorch's own product for them; alone, or beside a dense copy.
 
-At 512 rows of one layer of SmolLM2-135M the codes take 2.5 times as long as a packed matrix, at one row a third less:
-the product widens the codes anew for every few rows. Not for float32, where it is plain loops.
+The product widens the codes anew for every few rows. Microseconds of one matrix of SmolLM2-135M (3,072 x 576, read
+from memory) on two cores of an AMD EPYC with AVX-512, for 1, 8 and 512 rows: 60, 183 and 12,605; packed bfloat16: 228,
+213 and 4,496. So alone they make a decode fast and a prefill slow. Not for float32, where the product is plain loops.
 """
 
 from __future__ import annotations
