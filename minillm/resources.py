@@ -132,11 +132,16 @@ def choose_num_blocks(
 
 
 def activation_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
-    """A generous bound on one step's activations: the widest tensors alive at once, for a full budget."""
+    """A generous bound on one step's activations: the widest tensors alive at once, for a full budget.
+
+    Weights of int8 or int4 are written out for a product of many rows: the largest matrix is alive beside them.
+    """
     heads = (model.num_attention_heads + 2 * model.num_key_value_heads) * model.head_dim
     per_token = 4 * model.hidden_size + 3 * model.intermediate_size + 2 * heads
     logits = 3 * config.max_num_seqs * model.vocab_size * 4
-    return config.max_num_batched_tokens * per_token * dtype.itemsize + logits
+    largest = max(2 * model.intermediate_size, model.vocab_size) * model.hidden_size
+    widened = largest * dtype.itemsize if config.quantization in ("int8", "int4") else 0
+    return config.max_num_batched_tokens * per_token * dtype.itemsize + logits + widened
 
 
 def cpu_multiplies_bfloat16() -> bool:

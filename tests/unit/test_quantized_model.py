@@ -4,12 +4,13 @@ import pytest
 import torch
 
 from minillm import LLM, SamplingParams
-from minillm.checkpoint.random_weights import random_weights
+from minillm.checkpoint.random_weights import CONFIGS, random_weights
 from minillm.config import EngineConfig
 from minillm.errors import CheckpointError, ConfigError
 from minillm.model import Transformer
 from minillm.parallel.model import ParallelTransformer
 from minillm.quantize import GroupQuantized, round_rows, round_to_int4
+from minillm.resources import activation_bytes
 from tests.tolerances import LOGITS_FP32
 from tests.unit.engines import attention
 from tests.unit.families import assert_same_logits, random_tokens, run
@@ -112,6 +113,13 @@ def test_scales_of_a_file_that_are_not_finite_are_refused_by_name(part):
 def test_a_precision_that_does_not_exist_is_refused_with_those_that_do():
     with pytest.raises(ConfigError, match="int3.*none, int8, int4, fp8"):
         EngineConfig(quantization="int3")
+
+
+def test_memory_is_left_for_a_matrix_that_is_written_out():
+    config = CONFIGS["8b"]
+    options = [EngineConfig(quantization=quantization) for quantization in ("none", "int8", "int4", "fp8")]
+    sizes = [activation_bytes(option, config, torch.bfloat16) for option in options]
+    assert sizes[1] == sizes[2] == sizes[0] + 128256 * 4096 * 2 and sizes[3] == sizes[0]
 
 
 # ---- as an option ----------------------------------------------------------------------------
