@@ -45,6 +45,7 @@ SECTIONS = (
     Section("fused steps", "fused", 15),
     Section("quantized products", "quantized", 25),
     Section("quantized decode", "quantized", 30, "decode"),
+    Section("quantized tiles", "quantized_tiles", 25),
     Section("tile staircase", "ceilings", 10, "staircase"),
     Section("steps of whole tiles", "alignment", 15),
     Section("embedding in CPU memory", "embedding", 15),
