@@ -2,10 +2,10 @@
 
 Each token and K/V head has a scale of its own, so a row can be written without looking at any other and one large
 value spoils D values and not a whole block. int8 spaces its steps evenly; fp8 e4m3 spaces them by size, finer near
-zero and coarser at the top. 1 + 4 / D bytes per value. `kernels/rope_kv_write.py` does the same in registers.
-With fewer bits than eight, channels of K that are large in every token want scales of their own (KIVI, Liu et al.
-2024, arXiv 2402.02750). Lesson 16; e4m3 after "FP8 Formats for Deep Learning" (Micikevicius et al. 2022,
-arXiv 2209.05433).
+zero and coarser at the top. 1 + 4 / D bytes per value. `cpu_rows.py` and `kernels/rope_kv_write.py` do in one pass
+what is said here in PyTorch. With fewer bits than eight, channels of K that are large in every token want scales of
+their own (KIVI, Liu et al. 2024, arXiv 2402.02750). Lesson 16; e4m3 after "FP8 Formats for Deep Learning"
+(Micikevicius et al. 2022, arXiv 2209.05433).
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ Built in lessons 05 and 06, after PagedAttention (Kwon et al. 2023, arXiv 2309.0
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +19,8 @@ import torch
 from minillm.config import ModelConfig
 from minillm.eight_bit import LARGEST, bytes_per_value, quantize_rows, restore_rows
 from minillm.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -27,6 +31,7 @@ class KVLayer:
     window            visible keys per query, the query's own included; None means all of them
     k_scale, v_scale  [P, block_size, Hkv] float32 where k and v are 8-bit codes: the value of one step; else None
     restored          the dtype that rows of 8-bit codes are read back in
+    write_rows        (k, v, layer, slots): how rows are quantised and written; None: by PyTorch
     """
 
     k: torch.Tensor
@@ -35,6 +40,7 @@ class KVLayer:
     k_scale: torch.Tensor | None = None
     v_scale: torch.Tensor | None = None
     restored: torch.dtype = torch.float32
+    write_rows: Callable | None = None
 
     @property
     def block_size(self) -> int:
@@ -61,6 +67,9 @@ class KVLayer:
         elif len(slot_mapping) and slot_mapping.numpy()[-1] < 0:
             slot_mapping = slot_mapping[slot_mapping >= 0]
             k, v = k[: len(slot_mapping)], v[: len(slot_mapping)]
+        if self.write_rows is not None:
+            self.write_rows(k, v, self, slot_mapping)
+            return
         if self.in_eight_bits:
             (k, v), scales = quantize_rows(torch.stack([k, v]), self.k.dtype)
             write(self.k_scale, scales[0], slot_mapping)
@@ -139,8 +148,9 @@ class KVCache:
                 f"{num_blocks:,} KV blocks of {block_size:,} tokens take {num_bytes:,} bytes, which {device} does not "
                 f"have; lower num_kv_blocks or kv_cache_memory_bytes"
             ) from error
+        writer = find_row_writer(dtype, kv_dtype, device)
         self.layers = [
-            KVLayer(*pages, config.layer_window(i), *(self.scales[i] if self.scales else (None, None)), dtype)
+            KVLayer(*pages, config.layer_window(i), *(self.scales[i] if self.scales else (None, None)), dtype, writer)
             for i, pages in enumerate(self.tensors)
         ]
 
@@ -155,6 +165,21 @@ class KVCache:
         src, dst = torch.tensor(block_copies, device=self.tensors[0].device).unbind(1)
         for tensor in (*self.tensors, *self.scales):
             tensor[:, dst] = tensor[:, src]
+
+
+def find_row_writer(dtype: torch.dtype, kv_dtype: torch.dtype, device: torch.device | str) -> Callable | None:
+    """The quick way to write 8-bit rows of `dtype` on a processor, or None where PyTorch has to."""
+    if kv_dtype not in LARGEST or torch.device(device).type != "cpu":
+        return None
+    try:
+        from minillm.cpu_rows import RowWriter
+
+        return RowWriter(dtype, kv_dtype)
+    except (ImportError, KeyError):  # numba is missing, or knows no such type
+        return None
+    except Exception:  # the compiler refused: a machine or version we do not know must still answer
+        log.warning("numba is installed but cannot compile the KV writer", exc_info=True)
+        return None
 
 
 class ContiguousKV(KVCache):

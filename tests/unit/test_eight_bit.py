@@ -14,6 +14,7 @@ from minillm.attention import CPUAttention, PerRequest, flash, naive, sdpa
 from minillm.checkpoint import load
 from minillm.checkpoint.random_weights import CONFIGS
 from minillm.config import EngineConfig
+from minillm.cpu_rows import RowWriter
 from minillm.doctor import report
 from minillm.eight_bit import LARGEST, fp8_values, quantize_rows, restore_rows
 from minillm.errors import ConfigError, ShapeError
@@ -160,6 +161,42 @@ def test_padding_rows_are_not_written(kv_dtype, write, monkeypatch):
     assert written.nonzero().flatten().tolist() == [2, 5, 7]
     back, _ = layer.read_rows(slots[:3])
     assert_rows_close(back, rows[:3].double(), kv_dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tokens", [1, 2, 33])
+def test_the_compiled_writer_leaves_what_pytorch_does(kv_dtype, dtype, tokens):
+    """Every size of values, rows of zeros, broken rows; k and v are slices of one tensor, as in the model."""
+    writer = RowWriter(dtype, kv_dtype)
+    heads = torch.randn(tokens, 3 + 2 * 2, 24) * 10 ** (8 * torch.randn(tokens, 7, 1)).clamp(-44, 37)
+    heads[torch.rand(tokens, 7) < 0.1] = 0
+    heads[torch.rand(tokens, 7, 24) < 0.005] = NAN
+    heads = heads.to(dtype)
+    layers = [layer_of(kv_dtype, 9, 4, 2, 24, dtype) for _ in range(2)]
+    layers[1].write_rows = writer
+    slots = torch.randperm(36)[:tokens]
+    for layer in layers:
+        layer.write(heads[:, 3:5], heads[:, 5:], slots)
+    for name in ("k", "v"):
+        (codes, scale), (found, its) = ((getattr(x, name), getattr(x, f"{name}_scale")) for x in layers)
+        torch.testing.assert_close(its, scale, rtol=1e-6, atol=0, equal_nan=True)
+        same = codes.view(torch.int8) == found.view(torch.int8)
+        assert same[scale.isfinite()].float().mean() > 0.99
+        torch.testing.assert_close(
+            found.float()[scale.isfinite()], codes.float()[scale.isfinite()], rtol=1 / 7, atol=1.001
+        )
+
+
+def test_the_compiled_writer_is_taken_on_a_processor_and_refuses_slots_of_nobody(tiny, kv_dtype):
+    config = tiny[0].config
+    layer = KVCache(config, 2, 4, kv_dtype=kv_dtype).layers[0]
+    rows = torch.randn(1, config.num_key_value_heads, config.head_dim)
+    assert isinstance(layer.write_rows, RowWriter)
+    for slot in (8, -2):
+        with pytest.raises(IndexError):
+            layer.write_rows(rows, rows, layer, torch.tensor([slot]))
+    assert KVCache(config, 2, 4).layers[0].write_rows is None
+    assert KVCache(config, 2, 4, torch.float16, kv_dtype=kv_dtype).layers[0].write_rows is None
 
 
 def test_copied_blocks_take_their_scales_along(tiny, kv_dtype):
