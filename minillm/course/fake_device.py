@@ -30,6 +30,7 @@ class FakeDevice:
     caching       a run on one of the last few inputs is faster
     jitter        standard deviation of a run's time, as a share of it
     outliers      share of runs that take ten times as long
+    input_s       seconds of work on the device that a fresh input takes, as random numbers do on a GPU
 
     `launches` counts what was asked of the device so far.
     """
@@ -42,9 +43,10 @@ class FakeDevice:
         caching: bool = False,
         jitter: float = 0.01,
         outliers: float = 0.0,
+        input_s: float = 0.0,
     ):
         self.asynchronous, self.compile_s, self.caching = asynchronous, compile_s, caching
-        self.jitter, self.outliers = jitter, outliers
+        self.jitter, self.outliers, self.input_s = jitter, outliers, input_s
         self.launches = 0
         self._random = random.Random(seed)
         self._host = 0.0  # where the host's clock stands
@@ -60,7 +62,8 @@ class FakeDevice:
         self._host = max(self._host, self._done)
 
     def fresh_input(self) -> object:
-        """An input that no run has seen."""
+        """An input that no run has seen. The device may still be making it, also where launches wait."""
+        self._done = max(self._host, self._done) + self.input_s
         return object()
 
     def kernel(self, seconds: float) -> Callable[[object], None]:
@@ -71,8 +74,8 @@ class FakeDevice:
             nonlocal compiled
             self._host += LAUNCH_S + (0 if compiled else self.compile_s)
             compiled = True
-            self._done = max(self._host, self._done) + self._duration(seconds, input)
             self.launches += 1
+            self._done = max(self._host, self._done) + self._duration(seconds, input)
             if not self.asynchronous:
                 self.synchronize()
 

@@ -101,3 +101,14 @@ def test_a_seed_repeats_every_time(seed):
         return [timed(device, kernel) for _ in range(20)]
 
     assert runs(seed) == runs(seed) != runs(seed + 1)
+
+
+def test_a_fresh_input_may_still_be_in_the_making_when_a_run_is_launched(seed, true_s):
+    for asynchronous in (True, False):
+        device = FakeDevice(seed, asynchronous=asynchronous, jitter=0, input_s=true_s / 2)
+        assert timed(device, device.kernel(true_s)) == pytest.approx(true_s * 3 / 2, rel=0.01)
+        start = device.clock()
+        device.fresh_input()
+        assert device.clock() == start
+        device.synchronize()
+        assert device.clock() == pytest.approx(start + true_s / 2)
