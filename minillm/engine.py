@@ -64,6 +64,7 @@ class Engine:
         self.decode_graphs = decode_graphs
         self.profile = False
         self.closed = False
+        self.was_idle = False  # the latest step found nothing to compute, and nothing was added since
         self._parts = Parts(self._device_clock)
         self._jobs: dict[str, Job] = {}  # by request id of the caller
         self._job_of: dict[Request, tuple[Job, Sequence]] = {}
@@ -115,6 +116,7 @@ class Engine:
         self.check_open()
         if request.request_id in self._jobs:
             raise PromptError(f"request id {request.request_id!r} is already running; choose another")
+        self.was_idle = False
         job = Job([])
         self._enter(request, job)
         self._jobs[request.request_id] = job  # complete and known before it is queued: Ctrl-C in here, abort finds it
@@ -151,6 +153,7 @@ class Engine:
         """
         self.check_open()
         step = self.scheduler.schedule(self.clock())
+        self.was_idle = not step.scheduled
         chunks = self._undelivered + [self._chunk(request, "", []) for request in step.ended]
         self._undelivered = []
         if not step.scheduled:

@@ -23,7 +23,7 @@ from minillm.config import EngineConfig, SamplingParams
 from minillm.errors import ConfigError, PromptError
 from minillm.open_engine import open_engine
 from minillm.outputs import RequestOutput, StreamChunk
-from minillm.pipeline.growing import CHUNK_TOKENS, GrowingPrompt, check_growing
+from minillm.pipeline.growing import CHUNK_TOKENS, GrowingPrompt, check_growing, make_way
 from minillm.pipeline.producer import Producer
 from minillm.request import Request
 
@@ -124,7 +124,8 @@ class LLM:
     ) -> RequestOutput:
         """Complete one prompt whose text is still arriving: it is computed as far as it is known.
 
-        pieces        a file opened as text, a generator, or anything else that yields str; cut wherever it likes
+        pieces        a file opened as text, a generator, or anything else that yields str, cut wherever it likes; read
+                      in a thread of its own, so leave this LLM alone in there
         chunk_tokens  fewer new tokens than that wait for more of them, unless the text has ended
 
         Tokens are those of `generate` with the whole text. The pieces are tokenised in another process, started by the
@@ -182,6 +183,7 @@ class LLM:
                 if not self.engine.is_running(name):
                     self._mailboxes[name].append(error)
             raise
+        make_way(self.engine)
         for chunk in chunks:
             if chunk.request_id in self._mailboxes:
                 self._mailboxes[chunk.request_id].append(chunk)

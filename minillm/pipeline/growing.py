@@ -44,15 +44,10 @@ class GrowingPrompt:
         """
         if not self.request.is_open or self.request.finished:
             return
-        ids = self._next_chunk(wait=self._engine_is_idle)
+        ids = self._next_chunk(wait=self.engine.was_idle)
         if ids:
             grow(self.engine.scheduler, self.request, ids)
         self._close_if_ended()
-
-    @property
-    def _engine_is_idle(self) -> bool:
-        scheduler = self.engine.scheduler
-        return not scheduler.waiting and all(request.num_uncomputed_tokens == 0 for request in scheduler.running)
 
     def _next_chunk(self, wait: bool) -> list[int]:
         """Tokens to be computed now: all that are known but for one; none if there are less than a chunk."""
@@ -117,3 +112,19 @@ def grow(scheduler, request: Request, ids: list[int]) -> None:
         scheduler.preempt(request, Step())
     else:
         request.block_table += pool.allocate(missing)
+
+
+def make_way(engine: Engine) -> None:
+    """After a step without work: prompts that wait for their text give their blocks to requests that wait for blocks.
+
+    Nobody else holds any then, since whoever can be computed is. They queue again behind those requests, and compute
+    what the prefix cache has lost of them when it is their turn.
+    """
+    scheduler = engine.scheduler
+    if not engine.was_idle or all(request.is_open for request in scheduler.waiting):
+        return
+    for request in list(scheduler.running):
+        scheduler.preempt(request, Step())
+        scheduler.waiting.remove(request)
+        scheduler.waiting.append(request)
+    engine.was_idle = False

@@ -19,6 +19,7 @@ from minillm.errors import ConfigError, EngineClosedError, ProducerError, Prompt
 from minillm.pipeline import producer as producer_module
 from minillm.pipeline.growing import grow
 from minillm.tokenizer import Tokenizer
+from minillm.tokenizer.bpe import BYTE_TO_CHAR
 from tests.unit.tokenizer_oracles import corpus
 from tests.unit.two_ranks import WAIT_S, is_alive
 
@@ -42,7 +43,12 @@ def llm():
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(request):
+    """No block, no process, and no test that waits for ever."""
+    before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it hangs"))
+    signal.alarm(4 * WAIT_S)
     yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
     if "llm" in request.fixturenames:
         llm = request.getfixturevalue("llm")
         assert_idle(llm)
@@ -60,7 +66,7 @@ def children():
 
 
 def text_of(num_words):
-    words = "the cat sat on a mat, don't you see? Größe 1234 naïve 中文 x_y(z) ".split(" ")
+    words = "the cat sat on a mat, don't you see? Größe 1234 naïve 中文 x_y(z)".split()
     return " ".join(random.choices(words, k=num_words))
 
 
@@ -97,6 +103,15 @@ def test_tokens_are_those_of_the_whole_text_however_it_is_cut(llm, chunk):
         assert found.prompt_token_ids == whole.prompt_token_ids == llm.tokenizer.encode(text)
         assert tokens(found) == tokens(whole) and found.prompt == text
         assert found.num_cached_tokens == 0
+
+
+def test_a_text_whose_last_characters_have_no_token_is_still_answered():
+    """Bytes that a vocabulary lacks are dropped: nothing follows the tokens that were certain before."""
+    with open_llm() as llm:
+        llm.tokenizer = llm.engine.tokenizer = Tokenizer([char for char in BYTE_TO_CHAR if char != "."], [])
+        (whole,) = llm.generate(["one two..."], GREEDY, use_tqdm=False)
+        found = llm.generate_from(["one two.", "", ".."], GREEDY, 1)
+        assert tokens(found) == tokens(whole) and len(found.prompt_token_ids) == 7
 
 
 def test_a_text_in_one_piece_a_file_and_a_list_are_read_alike(llm, tmp_path):
@@ -181,6 +196,55 @@ def test_a_prompt_that_finds_no_free_block_gives_its_own_back_and_is_computed_ag
 
         output = llm.generate_from(pieces(), GREEDY, 16)
         assert tokens(output) == tokens(whole) and output.metrics.num_preemptions == 1
+        assert_idle(llm)
+
+
+def half_a_text_that_fills_the_pool(llm, text):
+    """A stream whose first piece is computed and holds most blocks, a way to let it go on, and what it finds."""
+    may_go_on = threading.Event()
+
+    def pieces():
+        yield text[:-40]
+        assert may_go_on.wait(WAIT_S)
+        yield text[-40:]
+
+    return llm.stream_from(pieces(), GREEDY, 16), may_go_on
+
+
+def test_a_prompt_that_waits_for_its_text_makes_way_for_requests_that_wait_for_blocks():
+    text, other = text_of(70), text_of(60)
+    with open_llm(num_kv_blocks=22) as llm:
+        expected = [tokens(output) for output in llm.generate([text, other], GREEDY, use_tqdm=False)]
+        assert all(len(llm.tokenizer.encode(t)) > 11 * 16 for t in (text, other)), "both do not fit"
+        llm.reset_prefix_cache()
+        stream, may_go_on = half_a_text_that_fills_the_pool(llm, text)
+        step, answered = llm.engine.step, []
+
+        def others_come_when_it_stands_still():
+            chunks = step()
+            if llm.engine.was_idle and not answered:
+                answered.append(None)
+                answered[0] = tokens(llm.generate([other], GREEDY, use_tqdm=False)[0])
+                may_go_on.set()
+            return chunks
+
+        llm.engine.step = others_come_when_it_stands_still
+        output = list(stream)[-1].output
+        assert [tokens(output), answered[0]] == expected and output.metrics.num_preemptions >= 1
+        assert_idle(llm)
+
+
+def test_two_texts_that_do_not_fit_beside_each_other_both_end():
+    texts = [text_of(70), text_of(60)]
+    with open_llm(num_kv_blocks=22) as llm:
+        expected = [tokens(output)[0] for output in llm.generate(texts, GREEDY, use_tqdm=False)]
+        llm.reset_prefix_cache()
+        streams = [llm.stream_from(cut(text, sizes=(60,)), GREEDY, 16) for text in texts]
+        found = [[], []]
+        for chunks in itertools.zip_longest(*streams):
+            for ids, chunk in zip(found, chunks, strict=True):
+                ids += chunk.token_ids if chunk else []
+        assert found == expected
         assert_idle(llm)
 
 
@@ -396,6 +460,14 @@ def test_a_process_that_cannot_be_started_is_an_error(monkeypatch):
         with pytest.raises(ProducerError, match="cannot be started"):
             llm.generate_from("a", GREEDY)
         assert_idle(llm)
+
+
+def test_an_engine_that_found_nothing_to_compute_knows_it_until_something_is_added(llm):
+    assert llm.engine.step() == [] and llm.engine.was_idle
+    request = llm.engine.make_request([1, 2], GREEDY)
+    llm.engine.add(request)
+    assert not llm.engine.was_idle
+    llm.abort(request.request_id)
 
 
 def test_growing_a_prompt_that_waits_takes_no_blocks_and_one_that_runs_has_them_at_once(llm):
