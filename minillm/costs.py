@@ -10,12 +10,14 @@ Lesson 04.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from minillm.config import ModelConfig
 
 Sequences = Iterable[tuple[int, int]]  # (tokens computed now, context afterwards)
+WeightSize = Callable[[str, int], float]
+LM_HEAD = "LM head"
 NAIVE_PASSES = 6  # over the scores: written; read and written by the mask; so by the softmax; read to mix the values
 
 
@@ -90,9 +92,16 @@ def quadratic_crossover(config: ModelConfig, causal: bool = True) -> float:
 # ---- bytes ---------------------------------------------------------------------------------------
 
 
-def weight_bytes(config: ModelConfig, bytes_per_value: float = 2) -> float:
-    """All parameters, a tied head counted once."""
-    return config.num_parameters * bytes_per_value
+def weight_bytes(config: ModelConfig, bytes_per_value: float = 2, weight_size: WeightSize | None = None) -> float:
+    """All parameters, a tied head counted once, unless it is held in another type than the embedding."""
+    total = config.num_parameters * bytes_per_value
+    if weight_size is None:
+        return total
+    for name, (inputs, outputs) in layer_matrices(config).items():
+        total += config.num_hidden_layers * inputs * outputs * (weight_size(name, inputs) - bytes_per_value)
+    size = weight_size(LM_HEAD, config.hidden_size)
+    saved = 0 if config.tie_word_embeddings and size != bytes_per_value else bytes_per_value
+    return total + config.vocab_size * config.hidden_size * (size - saved)
 
 
 def kv_bytes_per_token(config: ModelConfig, bytes_per_value: float = 2) -> float:
@@ -135,6 +144,7 @@ def operations(
     num_sampled: int | None = None,
     naive: bool = False,
     kv_bytes_per_value: float | None = None,
+    weight_size: WeightSize | None = None,
 ) -> list[Operation]:
     """Every operation of one pass, in the order of the model.
 
@@ -142,6 +152,7 @@ def operations(
                         last
     naive               attention computes the full square and sends its scores through memory
     kv_bytes_per_value  of the cache, where it is kept in another type than the rest
+    weight_size         (name of a matrix, its inputs) -> bytes per weight, where they are not `bytes_per_value`
     """
     sequences, layers = list(sequences), config.num_hidden_layers
     tokens = sum(n for n, _ in sequences)
@@ -150,10 +161,11 @@ def operations(
     def product(name: str, inputs: int, outputs: int, rows: int, times: int) -> Operation:
         size = inputs * outputs * times
         moved = (inputs + outputs) * rows * times
-        return Operation(name, 2 * size * rows, size * bytes_per_value, activations=moved * bytes_per_value)
+        weights = size * (weight_size(name, inputs) if weight_size else bytes_per_value)
+        return Operation(name, 2 * size * rows, weights, activations=moved * bytes_per_value)
 
     done = {name: product(name, *shape, tokens, layers) for name, shape in layer_matrices(config).items()}
-    head = [product("LM head", config.hidden_size, config.vocab_size, rows, 1)] if rows else []
+    head = [product(LM_HEAD, config.hidden_size, config.vocab_size, rows, 1)] if rows else []
     kv_size = bytes_per_value if kv_bytes_per_value is None else kv_bytes_per_value
     attention = _attention(config, sequences, bytes_per_value, kv_size, naive)
     return [done["qkv"], attention, *list(done.values())[1:], *head]

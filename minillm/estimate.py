@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from minillm import costs, memory, roofline
-from minillm.config import KV_CACHE_DTYPES, ModelConfig
+from minillm.config import KV_CACHE_DTYPES, QUANTIZATIONS, ModelConfig
 from minillm.devices import DEVICES, PCIE_BANDWIDTH, Device, find_device
 from minillm.eight_bit import bytes_per_value
 from minillm.errors import ConfigError
+from minillm.quantize import HEAD, bytes_per_weight
 
 HERE = "here"  # the device name that stands for this machine
 
@@ -53,28 +54,33 @@ def estimate(
     dtype: str = "float16",
     block_size: int = 16,
     kv_cache_dtype: str = "auto",
+    quantization: str = "none",
 ) -> dict:
     """One prompt of `context` tokens computed alone, then `batch` requests of that context decoding together.
 
-    Seconds, FLOPs and bytes. Raises ConfigError for sizes below 1 and for a type that the device, or the cache, lacks.
+    Seconds, FLOPs and bytes. int8 and int4 weights are multiplied in `dtype`, once read; fp8 ones at the rate of fp8.
+    Raises ConfigError for sizes below 1 and for a type that the device, the cache or the weights lack.
     """
     _at_least_one(context=context, batch=batch, block_size=block_size)
     size, kv_size = roofline.size_of(dtype), _kv_size(config, dtype, kv_cache_dtype)
-    layout = {"bytes_per_value": size, "block_size": block_size, "kv_bytes_per_value": kv_size}
+    sizes = {"kv_bytes_per_value": kv_size, "weight_size": _weight_size(size, quantization)}
+    layout = {"bytes_per_value": size, "block_size": block_size, **sizes}
     held = memory.estimate(config, [context] * batch, **layout)
     tiles = roofline.attention_tiles(config.num_attention_heads, context)
+    products = "float8" if quantization == "fp8" else dtype
     return {
         "parameters": config.num_parameters,
         "device": device.name,
         "source": device.source,
         "dtype": dtype,
         "kv_cache_dtype": kv_cache_dtype,
+        "quantization": quantization,
         "context": context,
         "batch": batch,
         "ridge_flop_per_byte": device.ridge(dtype),
         "ridge_batch": roofline.ridge_batch(device, dtype),
-        "prefill": _phase(config, [(context, context)], device, dtype, kv_size),
-        "decode": _phase(config, [(1, context)] * batch, device, dtype, kv_size),
+        "prefill": _phase(config, [(context, context)], device, dtype, products, sizes),
+        "decode": _phase(config, [(1, context)] * batch, device, dtype, products, sizes),
         "attention_share_of_prefill_flops": costs.attention_flops(config, [(context, context)])
         / costs.step_flops(config, [(context, context)]),
         "tiles": {
@@ -112,14 +118,27 @@ def _kv_size(config: ModelConfig, dtype: str, kv_cache_dtype: str) -> float:
     return roofline.size_of(dtype) if kept_in is None else bytes_per_value(kept_in, config.head_dim)
 
 
-def _phase(config: ModelConfig, sequences: list[tuple[int, int]], device: Device, dtype: str, kv_size: float) -> dict:
+def _weight_size(size: float, quantization: str) -> costs.WeightSize | None:
+    """Bytes per weight of each matrix; None where all have `size`."""
+    if quantization not in QUANTIZATIONS:
+        raise ConfigError(f"quantization={quantization!r} is not one of {', '.join(QUANTIZATIONS)}")
+    if quantization in ("auto", "none"):
+        return None
+    head = HEAD.get(quantization, quantization)
+    return lambda name, k: bytes_per_weight(head if name == costs.LM_HEAD else quantization, k, size)
+
+
+def _phase(
+    config: ModelConfig, sequences: list[tuple[int, int]], device: Device, dtype: str, products: str, sizes: dict
+) -> dict:
+    """products  the type that the matrices of the layers are multiplied in"""
     size = roofline.size_of(dtype)
     rows = []
-    for op in costs.operations(config, sequences, size, kv_bytes_per_value=kv_size):
-        time = roofline.operation_time(op, device, dtype)
+    for op in costs.operations(config, sequences, size, **sizes):
+        time = roofline.operation_time(op, device, dtype if op.name in ("attention", costs.LM_HEAD) else products)
         rows.append({"name": op.name, "flops": op.flops, "bytes": op.bytes, "s": time.seconds, "bound": time.bound})
     flops, moved, seconds = (sum(row[key] for row in rows) for key in ("flops", "bytes", "s"))
-    together = roofline.operation_time(costs.Operation("all", flops, weights=moved), device, dtype)
+    together = roofline.operation_time(costs.Operation("all", flops, weights=moved), device, products)
     return {
         "operations": rows,
         "flops": flops,
@@ -128,7 +147,7 @@ def _phase(config: ModelConfig, sequences: list[tuple[int, int]], device: Device
         "bound": together.bound,
         "flop_per_byte": flops / moved,
         "uses_of_each_value": flops / moved * size / 2,
-        "mfu_at_most": roofline.mfu(flops, seconds, device, dtype),
+        "mfu_at_most": roofline.mfu(flops, seconds, device, products),
         "mbu_at_most": roofline.mbu(moved, seconds, device),
     }
 
@@ -174,7 +193,8 @@ def _at_least_one(**sizes: int) -> None:
 def table(result: dict) -> str:
     """`estimate` as lines to read."""
     r, held, fits, tiles = result, result["memory"], result["fits"], result["tiles"]
-    kept = "" if r["kv_cache_dtype"] == "auto" else f", K and V in {r['kv_cache_dtype']},"
+    kept = "" if r["quantization"] in ("auto", "none") else f", weights in {r['quantization']},"
+    kept += "" if r["kv_cache_dtype"] == "auto" else f", K and V in {r['kv_cache_dtype']},"
     lines = [
         f"{r['parameters'] / 1e9:.3g}B parameters in {r['dtype']}{kept} on {r['device']} ({r['source']})",
         f"ridge: {r['ridge_flop_per_byte']:.0f} FLOP per byte, reached by a matrix at a batch of {r['ridge_batch']}",

@@ -40,6 +40,7 @@ def estimate(
     step_tokens: int = 2048,
     naive: bool = False,
     kv_bytes_per_value: float | None = None,
+    weight_size: costs.WeightSize | None = None,
 ) -> Memory:
     """Memory of an engine that holds one sequence for each of `contexts`.
 
@@ -47,12 +48,13 @@ def estimate(
     step_tokens         most tokens of one step; the activations are theirs
     naive               attention that holds its scores, and a longest prompt that is computed in one step
     kv_bytes_per_value  of the cache, where it is kept in another type than the rest: `eight_bit.bytes_per_value`
+    weight_size         bytes per weight of each matrix, as `costs.operations` has it
     """
     kv_size = bytes_per_value if kv_bytes_per_value is None else kv_bytes_per_value
     per_token = costs.kv_bytes_per_token(config, kv_size)
     rows, keys = (max(contexts, default=0),) * 2 if naive else (step_tokens, 0)
     return Memory(
-        parameters=costs.weight_bytes(config, bytes_per_value),
+        parameters=costs.weight_bytes(config, bytes_per_value, weight_size),
         activations=activations(config, rows, bytes_per_value, len(contexts), keys),
         kv=per_token * sum(contexts),
         fragmentation=per_token * wasted_tokens(contexts, block_size, reserved),

@@ -17,9 +17,13 @@ from dataclasses import dataclass
 
 import torch
 
-from minillm.eight_bit import quantize_rows
+from minillm.eight_bit import SCALE_BYTES, quantize_rows
 from minillm.errors import ConfigError
 
+HEAD = {"int4": "int8", "fp8": "none"}
+"""How the LM head is held where the layers are held otherwise: rounding it changes the logits themselves, with no layer
+after it to even that out. 4-bit files hold it in 8 bits, too."""
+SCALE_BYTES_INT4 = 2  # scales and minima of groups have the model's half type
 INT4_LEVELS = 15
 INT4_GROUPS = (128, 64, 32)
 """Group sizes that we round to, the largest that divides a row: scale and minimum take 16 bits each, so a weight takes
@@ -153,6 +157,13 @@ def round_rows(weights: Sequence[torch.Tensor | GroupQuantized], dtype: torch.dt
     tensors = [w.dequantize() if isinstance(w, GroupQuantized) else w for w in weights]
     parts = [quantize_rows(tensor, dtype) for tensor in tensors]
     return ChannelQuantized(*(torch.cat(part) for part in zip(*parts, strict=True)))
+
+
+def bytes_per_weight(precision: str, k: int, plain: float) -> float:
+    """What a weight in a row of k takes, its share of scales included; `plain` in a precision that rounds nothing."""
+    if precision == "int4":
+        return 0.5 + 2 * SCALE_BYTES_INT4 / int4_group(k)
+    return 1 + SCALE_BYTES / k if precision in ("int8", "fp8") else plain
 
 
 def int4_group(k: int) -> int:

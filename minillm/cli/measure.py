@@ -37,6 +37,9 @@ def add_commands(commands) -> None:
     estimate.add_argument("--context", type=int, default=2048, help="tokens of each prompt; default 2048")
     estimate.add_argument("--batch", type=int, default=1, help="requests that decode together; default 1")
     estimate.add_argument("--dtype", help="float16, bfloat16, float8 or float32; default float16")
+    estimate.add_argument(
+        "--quantization", default="none", help="int8, int4 or fp8: weights in fewer bits; default: no"
+    )
     estimate.add_argument("--kv-cache-dtype", default="auto", help="int8 or fp8: K and V in eight bits; default: no")
     estimate.add_argument("--block-size", type=int, default=16, help="tokens per KV block; default 16")
     estimate.add_argument("--rank-devices", action="store_true", help="all GPUs, fastest first, for prefill and decode")
@@ -92,7 +95,7 @@ def run_estimate(args) -> None:
         print(json.dumps(result) if args.json else estimate.rank_table(result))
         return
     device, dtype = estimate.device_and_dtype(args.device, args.dtype)
-    sizes = (args.context, args.batch, dtype, args.block_size, args.kv_cache_dtype)
+    sizes = (args.context, args.batch, dtype, args.block_size, args.kv_cache_dtype, args.quantization)
     result = estimate.estimate(config, device, *sizes)
     print(json.dumps(result) if args.json else estimate.table(result))
 

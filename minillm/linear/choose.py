@@ -25,14 +25,10 @@ from minillm.linear.coded import INT8_MAX_ROWS, CodedLinear, int8_product, int8_
 from minillm.linear.dense import PackedLinear, PlainLinear, short
 from minillm.linear.fp8 import FP8, EmulatedFp8, Fp8Linear, check_fp8
 from minillm.linear.int4 import INT4_MAX_ROWS, FewRowsInt4, Int4Linear
-from minillm.quantize import ChannelQuantized, GroupQuantized, PackedInt4, round_rows, round_to_int4
+from minillm.quantize import HEAD, ChannelQuantized, GroupQuantized, PackedInt4, round_rows, round_to_int4
 from minillm.weights import Weight
 
 logger = logging.getLogger(__name__)
-
-HEAD = {"int4": "int8", "fp8": "none"}
-"""How the LM head is held where the layers are held otherwise: rounding it changes the logits themselves, with no layer
-after it to even that out. 4-bit files hold it in 8 bits, too."""
 
 
 @dataclass(frozen=True)

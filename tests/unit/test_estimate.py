@@ -45,6 +45,40 @@ def test_the_embedding_table_in_cpu_memory_saves_its_bytes_and_no_time():
     assert "is the LM head as well" in estimate.table(small)
 
 
+def test_weights_in_fewer_bits_take_their_bytes_and_the_time_to_read_them():
+    """8B: 6,979,321,856 weights in layers, 128,256 x 4,096 in the head and as many in the embedding."""
+    h100, layers, head = find_device("H100"), 6_979_321_856, 128_256 * 4096
+    results = {x: estimate.estimate(EIGHT_B, h100, 2048, quantization=x) for x in ("none", "int8", "int4", "fp8")}
+    rows = 32 * (6144 + 2 * 4096 + 28672)  # outputs of all matrices of all layers
+    saved = {
+        "int8": layers + head - 4 * (rows + 128_256),
+        "int4": layers * (2 - 0.5 - 4 / 128) + head - 4 * 128_256,
+        "fp8": layers - 4 * rows,
+    }
+    plain = results["none"]
+    for precision, fewer in saved.items():
+        r = results[precision]
+        assert plain["memory"]["parameters"] - r["memory"]["parameters"] == pytest.approx(fewer)
+        assert plain["decode"]["bytes"] - r["decode"]["bytes"] == pytest.approx(fewer)
+        assert plain["decode"]["s"] - r["decode"]["s"] == pytest.approx(fewer / h100.bandwidth)
+        assert f"parameters in float16, weights in {precision}, on H100" in estimate.table(r)
+        assert r["fits"]["batch"] > plain["fits"]["batch"] and r["prefill"]["mfu_at_most"] <= 1
+    assert results["int4"]["prefill"]["s"] == pytest.approx(plain["prefill"]["s"], rel=0.01)  # the arithmetic stays
+    assert results["fp8"]["prefill"]["s"] < 0.6 * plain["prefill"]["s"]
+    assert "weights in" not in estimate.table(plain)
+
+
+def test_a_tied_head_in_fewer_bits_is_a_copy_beside_the_embedding():
+    config = estimate.shape_of("1b")
+    results = {q: estimate.estimate(config, find_device("H100"), 100, quantization=q) for q in ("none", "int8", "fp8")}
+    sizes = {precision: result["memory"]["parameters"] for precision, result in results.items()}
+    layers, table = costs.layer_parameters(config) * 16, 128_256 * 2048
+    rows = 16 * (3072 + 2 * 2048 + 16384)
+    assert sizes["none"] == 2 * config.num_parameters
+    assert sizes["int8"] == pytest.approx(sizes["none"] - layers + table + 4 * (rows + 128_256))
+    assert sizes["fp8"] == pytest.approx(sizes["none"] - layers + 4 * rows)
+
+
 def test_a_cache_in_eight_bits_takes_its_bytes_and_the_time_to_read_them():
     """8 K/V heads of 128 in 32 layers: a token takes 132 bytes per head for K, as many for V."""
     h100 = find_device("H100")
@@ -106,6 +140,8 @@ def test_the_embedded_model_and_this_machine_can_be_estimated(monkeypatch):
     [
         (["--device", "T5"], "unknown device 'T5'; known: T4"),
         (["--device", "T4", "--dtype", "bfloat16"], "T4 has no native bfloat16"),
+        (["--quantization", "int3"], "quantization='int3' is not one of auto, none, int8"),
+        (["--device", "A100-80GB", "--quantization", "fp8"], "A100-80GB has no native float8"),
         (["--kv-cache-dtype", "int3"], "kv_cache_dtype='int3' is not one of auto, int8"),
         (["--context", "0"], "context=0; give 1 or more"),
         (["--batch", "-3"], "batch=-3; give 1 or more"),
