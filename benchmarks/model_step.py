@@ -25,7 +25,7 @@ import torch
 from minillm.attention.choose import choose_attention
 from minillm.batch import Batch
 from minillm.checkpoint import load
-from minillm.config import DTYPES
+from minillm.config import DTYPES, QUANTIZATIONS
 from minillm.costs import step_flops
 from minillm.kv_cache import KVCache
 from minillm.linear import INT4_MAX_ROWS
@@ -104,10 +104,9 @@ def least_seconds(model: Transformer, sequences: list[tuple[int, int]], roofs: d
     sizes.pop("embedding")  # looked up, not read
     head = sum(model.head.num_weight_bytes.values())
     rows = sum(n for n, _ in sequences)
-    if "int4" in sizes and rows <= INT4_MAX_ROWS:
-        weight_bytes = sizes["int4"] + head
-    else:
-        weight_bytes = sum(size for form, size in sizes.items() if form != "int4")
+    weight_bytes = sum(sizes.values())
+    if model.forms.quantization == "auto" and "int4" in sizes:  # two copies of which a step reads one
+        weight_bytes = sizes["int4"] + head if rows <= INT4_MAX_ROWS else weight_bytes - sizes["int4"]
     return max(step_flops(model.config, sequences) / roofs["flops"], weight_bytes / roofs["bandwidth"])
 
 
@@ -137,7 +136,7 @@ def parse() -> argparse.Namespace:
     numbers = lambda text: [int(n) for n in text.split(",")]  # noqa: E731
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--dtype", default="bfloat16", choices=DTYPES)
-    parser.add_argument("--quantization", default="auto", choices=["auto", "none"])
+    parser.add_argument("--quantization", default="auto", choices=QUANTIZATIONS)
     parser.add_argument("--attention", default="auto")
     parser.add_argument("--batch", type=numbers, default=[1, 8, 32], help="decode batch sizes, as in 1,8,32")
     parser.add_argument("--context", type=int, default=256, help="tokens in the cache of each decoding request")
