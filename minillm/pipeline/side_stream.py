@@ -16,10 +16,9 @@ import torch
 
 from minillm.batch import Batch
 
-NAMES = (
-    "token_ids", "positions", "slot_mapping", "logits_indices", "query_start_loc", "seq_lens", "block_tables",
-)  # fmt: skip
-"""The tensors of a batch, those of eight bytes per number first, so that each lies where its dtype allows."""
+NAMES = ("token_ids", "positions", "query_start_loc", "seq_lens", "block_tables", "slot_mapping", "logits_indices")
+ALIGNMENT = 16
+"""Bytes. Triton compiles a kernel anew for a pointer that is not a multiple of this."""
 
 
 class CopiedAhead:
@@ -32,16 +31,19 @@ class CopiedAhead:
         self.link = link
 
     def __call__(self, step, block_size: int, device: torch.device | str = "cpu") -> Batch:
-        """The same batch; its tensors share one buffer on the device."""
+        """The same batch; its tensors lie in one buffer on the device."""
         batch = Batch.from_step(step, block_size)
         tensors = [getattr(batch, name) for name in NAMES]
-        numbers = torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in tensors])
-        if torch.device(device).type == "cuda":
-            numbers = numbers.pin_memory()  # memory that PyTorch keeps, and reuses once the copy has been made
-        there, _ = self.link.send(numbers)
-        parts = there.split([tensor.nbytes for tensor in tensors])
-        there = {
-            name: part.view(tensor.dtype).view(tensor.shape)
-            for name, part, tensor in zip(NAMES, parts, tensors, strict=True)
-        }
-        return replace(batch, **there)
+        sizes = [-(-tensor.nbytes // ALIGNMENT) * ALIGNMENT for tensor in tensors]
+        pinned = torch.device(device).type == "cuda"  # PyTorch reuses such memory only once its copy has been made
+        here = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=pinned)
+        for part, tensor in zip(here.split(sizes), tensors, strict=True):
+            as_tensor(part, tensor).copy_(tensor)
+        there, _ = self.link.send(here)
+        parts = zip(NAMES, there.split(sizes), tensors, strict=True)
+        return replace(batch, **{name: as_tensor(part, tensor) for name, part, tensor in parts})
+
+
+def as_tensor(part: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The first bytes of a part, with the dtype and shape of another tensor."""
+    return part[: like.nbytes].view(like.dtype).view(like.shape)
