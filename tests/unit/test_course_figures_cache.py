@@ -7,8 +7,9 @@ import pytest
 from matplotlib.patches import Circle, Rectangle
 from matplotlib.text import Text
 
-from minillm.course import figures, style
+from minillm.course import figures, style, widgets
 from minillm.course.figures.recompute import AGAIN, FIRST, NAMES, NOTHING, READ, states
+from minillm.course.recompute_widget import recompute_box
 
 
 def texts(figure):
@@ -29,9 +30,9 @@ def played(n, m, cached):
 
 
 @pytest.mark.parametrize("cached", [False, True])
-@pytest.mark.parametrize("n, m", [(1, 1), (1, 5), (6, 1), (random.randint(2, 9), random.randint(2, 9))])
-def test_the_states_are_those_of_an_engine_that_is_played_by_hand(n, m, cached):
-    assert (states(n, m, cached) == played(n, m, cached)).all()
+def test_the_states_are_those_of_an_engine_that_is_played_by_hand(cached):
+    for n, m in [(1, 1), (1, 5), (6, 1), (random.randint(2, 9), random.randint(2, 9))]:
+        assert (states(n, m, cached) == played(n, m, cached)).all(), (n, m)
 
 
 def test_both_panels_draw_their_states_and_the_sums_below_count_them(capsys):
@@ -96,3 +97,11 @@ def test_later_tokens_lie_where_they_were_measured_beside_the_guess(capsys):
 def test_later_tokens_refuses_more_versions_than_it_has_marks(count):
     with pytest.raises(ValueError, match=f"{count} versions"):
         figures.later_tokens({f"{i}": {1: 1.0} for i in range(count)}, (1, 1.0))
+
+
+def test_the_sliders_draw_the_triangle_of_their_lengths(capsys):
+    box = recompute_box(prompt=5, answer=4)
+    prompt, answer, picture = box.children
+    assert picture.value == widgets.image_tag(figures.recompute([""] * 5, [""] * 4))
+    prompt.value, answer.value = 9, 2
+    assert picture.value == widgets.image_tag(figures.recompute([""] * 9, [""] * 2))
