@@ -19,7 +19,6 @@ import argparse
 import json
 import statistics
 import time
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -30,9 +29,9 @@ from minillm.checkpoint import load
 from minillm.config import DTYPES
 from minillm.kv_cache import KVCache, kv_bytes_per_block
 from minillm.model import Transformer
+from minillm.perplexity import JARGON_FILE
 
 BLOCK_SIZE = 16
-TEXT = Path(__file__).parents[1] / "CONTRIBUTING.md"
 
 
 @torch.inference_mode()
@@ -58,7 +57,7 @@ def main() -> None:
         told = "".join(f"{seconds[name] * 1e3:10.2f}" for name in kinds)
         print(f"{label:28}{told}{'':10}" + "".join(f"{ratios[name]:10.2f}" for name in list(kinds)[1:]))
 
-    ids = checkpoint.tokenizer.encode(TEXT.read_text(encoding="utf-8"))[: options.error_tokens]
+    ids = checkpoint.tokenizer.encode(JARGON_FILE.read_text(encoding="utf-8"))[: options.error_tokens]
     result["errors"] = errors(model, bodies, kinds, ids)
     for name, error in result["errors"].items():
         print(f"{name}: largest logit error {error['largest']:.1%}, {error['nats']:.2e} nats per token, "
