@@ -1,13 +1,15 @@
 """Which form a model's matrices take here: by device, dtype and the precision that was asked for.
 
-    asked for   CPU, bfloat16                         CPU, float32           GPU
-    none        packed                                plain                  plain
-    auto        packed; 4-bit codes of the file       plain                  plain
-                beside it for a few rows
-    int8        PyTorch's product for a few rows,     widened at each call   our kernel for a few rows,
-                widened for more                                             widened for more
-    int4        PyTorch's product                     widened at each call   our kernel for a few rows, ...
-    fp8         emulated                              emulated               tensor cores
+    asked for   CPU, bfloat16                     CPU, float32           GPU
+    none        packed                            plain                  plain
+    auto        packed, and 4-bit codes of the    plain                  plain
+                file beside it for a few rows
+    int8        PyTorch's product for a few       widened at each call   our kernel for a few rows,
+                rows, widened for more                                   widened for more
+    int4        PyTorch's product                 widened at each call   our kernel for a few rows,
+                                                                         widened for more
+    fp8         emulated                          emulated               our kernel for a few rows,
+                                                                         PyTorch's fp8 product for more
 
 PyTorch's packed products are not a public interface, so each is tried once on a small matrix before it is used.
 """
@@ -112,7 +114,8 @@ class Forms:
             return f"auto: {dense}, and the 4-bit codes of a 4-bit file for at most {INT4_MAX_ROWS} rows"
         if self.quantization == "fp8":
             native = self.device.type == "cuda"
-            return "fp8: " + ("tensor cores" if native else "emulated, which saves neither bytes nor time")
+            how = "our kernel for a few rows, PyTorch's fp8 product for more"
+            return f"fp8: {how if native else 'emulated, which saves neither bytes nor time'}"
         if self._has_kernels:
             how = f"our kernel for a few rows, {widened} for more"
         elif self._has_library and self.quantization == "int4":
