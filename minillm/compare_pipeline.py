@@ -38,8 +38,9 @@ AGREEING = 0.9  # share of first tokens
 LEDGER = Ledger(
     invariant="text in pieces gives the tokens of the whole text, and stages the logits of one process in float32; "
     "early exit is exact there after the last layer but one and another model before",
-    wins="text comes more slowly than it is computed, so that the wait after its end is one chunk; layers that do not "
-    "fit one device lie on two, and only T x E values cross the link for each of them",
+    wins="text comes more slowly than it is computed, so that the wait after its end is a chunk or two; where a GPU "
+    "computes a prompt faster than a CPU does, tokenising is a larger part; layers that do not fit one device lie on "
+    "two, and only T x E values of a step cross the link",
     loses="all of the text is there: only tokenising can be hidden, and it is a small part; a prompt of few chunks "
     "leaves stages idle, and a decode passes all of them one after another; early exit gives up answers for its time",
     misleads="two threads of one process share a product and have no bubble, so on one machine they are what stages "

@@ -81,7 +81,7 @@ class EarlyExit:
 def rows_alone(batch: Batch) -> Batch:
     """The rows `batch.logits_indices` as a step of their own: one query of each request, the others in the cache."""
     rows = batch.logits_indices
-    owners = torch.searchsorted(batch.query_start_loc[1:].contiguous(), rows, right=True)
+    owners = torch.searchsorted(batch.query_start_loc[1:].long(), rows, right=True)
     contexts = [batch.context_lens[owner] for owner in owners.tolist()]
     return Batch(
         token_ids=batch.token_ids[rows],
