@@ -180,11 +180,10 @@ def test_the_compiled_writer_leaves_what_pytorch_does(kv_dtype, dtype, tokens):
     for name in ("k", "v"):
         (codes, scale), (found, its) = ((getattr(x, name), getattr(x, f"{name}_scale")) for x in layers)
         torch.testing.assert_close(its, scale, rtol=1e-6, atol=0, equal_nan=True)
-        same = codes.view(torch.int8) == found.view(torch.int8)
-        assert same[scale.isfinite()].float().mean() > 0.99
-        torch.testing.assert_close(
-            found.float()[scale.isfinite()], codes.float()[scale.isfinite()], rtol=1 / 7, atol=1.001
-        )
+        sane = scale.isfinite()
+        others = (codes.view(torch.int8) != found.view(torch.int8))[sane].sum()
+        assert others <= 1 + codes.numel() // 1000  # values at the border between two codes
+        torch.testing.assert_close(found.float()[sane], codes.float()[sane], rtol=1 / 7, atol=1.001)
 
 
 def test_the_compiled_writer_is_taken_on_a_processor_and_refuses_slots_of_nobody(tiny, kv_dtype):
