@@ -33,7 +33,6 @@ def test_every_way_stands_beside_its_plain_one_and_the_engine_is_as_it_was(llm):
     rows = {row["name"]: row for row in table.rows}
     for row in table.rows:
         assert set(row) == {"name", *COLUMNS} and row["TTFT ms"] > 0
-    assert rows["slow text, streamed"]["TTFT ms"] > rows["whole text, streamed"]["TTFT ms"]
     for name in ("whole text", "slow text, awaited", "1 process, 1 thread", "whole model"):
         assert rows[name]["TTFT x"] == 1.0
     assert rows["2 stages, chunks of 64"]["bubble"] == pytest.approx(1 / 4)  # three chunks
