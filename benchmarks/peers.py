@@ -16,6 +16,7 @@ batches of 8 in the order of arrival, since `generate` takes no request in while
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import random
@@ -145,12 +146,11 @@ def transformers(folder: str) -> Generate:
 def vllm(folder: str) -> Generate:
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")  # GiB
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"0-{os.cpu_count() - 1}")
-    from vllm import LLM, SamplingParams
-
-    llm = LLM(folder, dtype="bfloat16", max_model_len=2048, enable_prefix_caching=False)
+    package = importlib.import_module("vllm")  # of the named Python's environment, not of this project's
+    llm = package.LLM(folder, dtype="bfloat16", max_model_len=2048, enable_prefix_caching=False)
 
     def generate(prompts, tokens):
-        params = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in tokens]
+        params = [package.SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in tokens]
         llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
 
     return generate
