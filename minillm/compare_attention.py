@@ -76,9 +76,11 @@ def compare(llm, quick: bool = False) -> Comparison:
 def measure(llm, methods: tuple[str, ...], limit: int, repeats: int, timed: int | None = None) -> Comparison:
     """`compare` with other methods, on the text's first `limit` tokens; times on `timed` tokens, the text repeated.
 
-    Raises ConfigError when the engine itself was opened with a sparse method.
+    Raises ConfigError when the engine itself was opened with a sparse method, or on several ranks.
     """
     model = llm.engine.model
+    if llm.config.num_ranks > 1:
+        raise ConfigError("attention is compared on one rank, which has all heads; open the model on one")
     if "as asked: prefill" in llm.reasons["attention"]:
         raise ConfigError(f"attention={llm.config.attention!r} is sparse; compare with a dense body, such as 'auto'")
     text = TEXT.read_text(encoding="utf-8").strip()

@@ -55,6 +55,15 @@ POLICIES_WITH = {
 SPECULATIVE_PREDICTORS = ("frequent", "conversation")
 EMBEDDING_DEVICES = ("auto", "cpu")
 QUANTIZATIONS = ("auto", "none", "int8", "int4", "fp8")
+CHOICES = {
+    "dtype": ("auto", *DTYPES),
+    "quantization": QUANTIZATIONS,
+    "kv_cache_dtype": tuple(KV_CACHE_DTYPES),
+    "embedding_device": EMBEDDING_DEVICES,
+    "scheduling_policy": SCHEDULING_POLICIES,
+    "speculative_predictor": (None, *SPECULATIVE_PREDICTORS),
+}
+"""Options that are one of a few words, and those words."""
 
 
 @dataclass(frozen=True)
@@ -176,15 +185,12 @@ class EngineConfig:
     seed: int = 0
 
     def __post_init__(self):
-        _choice("dtype", self.dtype, ("auto", *DTYPES))
-        _choice("quantization", self.quantization, QUANTIZATIONS)
-        _choice("kv_cache_dtype", self.kv_cache_dtype, tuple(KV_CACHE_DTYPES))
+        for name, words in CHOICES.items():
+            _choice(name, getattr(self, name), words)
         if is_sparse(self.attention):
             parse(self.attention)
         else:
             _choice("attention", self.attention, ATTENTION_BODIES)
-        _choice("embedding_device", self.embedding_device, EMBEDDING_DEVICES)
-        _choice("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)
         for name in ("max_num_batched_tokens", "max_num_seqs", "block_size"):
             _positive(name, getattr(self, name))
         for name in (
@@ -204,8 +210,9 @@ class EngineConfig:
         ):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
-        for name in ("enforce_eager", "enable_prefix_caching", "enable_chunked_prefill", "pad_batches"):
-            _truth(name, getattr(self, name))
+        for field in fields(self):
+            if isinstance(field.default, bool):
+                _truth(field.name, getattr(self, field.name))
         _between("gpu_memory_utilization", self.gpu_memory_utilization, 0.0, 1.0, open_low=True)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise ConfigError(f"seed={self.seed!r} is not an integer")
@@ -278,8 +285,6 @@ class EngineConfig:
                 f"max_num_batched_tokens={self.max_num_batched_tokens} is less than one block of {self.block_size} "
                 f"tokens, and speculative_prefill warms whole blocks; raise it to block_size or more"
             )
-        if self.speculative_predictor is not None:
-            _choice("speculative_predictor", self.speculative_predictor, SPECULATIVE_PREDICTORS)
         if self.speculative_memory_share is not None:
             _between("speculative_memory_share", self.speculative_memory_share, 0.0, 1.0, open_low=True)
         if (self.speculative_chunk_size or self.block_size) < self.block_size:

@@ -214,10 +214,15 @@ def table(result: dict) -> str:
             "memory: " + " + ".join(f"{name} {_gb(held[name])}" for name in ("parameters", "activations", "kv"))
             + f" + fragmentation {_gb(held['fragmentation'])} = {_gb(held['total'])} of {_gb(held['device'])}",
             f"embedding table: {_gb(r['embedding']['table'])}" + _embedding_words(r["embedding"]),
-            f"fits: {fits['batch']:,} requests of {r['context']:,} tokens, or {r['batch']} of {fits['context']:,} "
-            f"({fits['context_naive_attention']:,} with naive attention)",
+            f"fits: {fits['batch']:,} requests of {r['context']:,} tokens, " + _fitting_words(r, fits, held),
         ]
     )  # fmt: skip
+
+
+def _fitting_words(result: dict, fits: dict, held: dict) -> str:
+    if not fits["context"] and held["parameters"] > held["device"]:
+        return "because the parameters alone are more than the device has"
+    return f"or {result['batch']} of {fits['context']:,} ({fits['context_naive_attention']:,} with naive attention)"
 
 
 def _embedding_words(embedding: dict) -> str:

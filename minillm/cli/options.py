@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
-from dataclasses import fields
+from dataclasses import Field, fields
 from typing import get_type_hints
 
 SAMPLING_FLAGS = {"max_tokens": int, "temperature": float, "top_p": float, "top_k": int, "min_p": float, "seed": int}
@@ -35,14 +35,28 @@ def add_engine_options(parser: argparse.ArgumentParser, names: tuple[str, ...] |
         if names is not None and field.name not in names:
             continue
         flag, kind = "--" + field.name.replace("_", "-"), hints[field.name]
+        help = help_of(field)
         if kind is bool:
-            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, dest=f"engine_{field.name}")
+            action = argparse.BooleanOptionalAction
+            group.add_argument(flag, action=action, default=None, dest=f"engine_{field.name}", help=help)
             continue
         scalar = next(t for t in (int, float, str) if kind in (t, t | None))
         dest = "engine_seed" if field.name == "seed" else f"engine_{field.name}"
         flag = "--engine-seed" if field.name == "seed" else flag
-        help = None if field.default is None else f"default {field.default}"
         group.add_argument(flag, type=scalar, default=None, dest=dest, metavar=scalar.__name__.upper(), help=help)
+
+
+def help_of(field: Field) -> str:
+    """The words that an option takes, the policies that it belongs to, and its default, as far as it has them."""
+    from minillm.config import ATTENTION_BODIES, CHOICES, POLICIES_WITH
+    from minillm.sparse_options import METHODS
+
+    words = ", ".join(filter(None, CHOICES.get(field.name, ())))
+    if field.name == "attention":
+        words = f"{', '.join(ATTENTION_BODIES)}, or a sparse method like sliding_window(1024): {', '.join(METHODS)}"
+    policies = "only with scheduling policy " + " or ".join(POLICIES_WITH.get(field.name, ()))
+    default = "" if field.default is None else f"default {field.default}"
+    return "; ".join(filter(None, [words, policies if field.name in POLICIES_WITH else "", default]))
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:

@@ -6,6 +6,7 @@ import codecs
 import json
 import sys
 from collections.abc import Iterator
+from typing import BinaryIO
 
 from minillm.cli.options import add_sampling, engine_command, open_llm, sampling
 from minillm.errors import PromptError
@@ -41,7 +42,8 @@ def run_generate(args) -> None:
     with open_llm(args) as llm:
         params = sampling(args, llm)
         if args.stream_prompt:
-            outputs = [llm.generate_from(pieces_of(args.stream_prompt), params)]
+            with opened(args.stream_prompt) as file:
+                outputs = [llm.generate_from(pieces_of(file), params)]
             args.prompts = [args.stream_prompt]
             tell_arrival(outputs[0])
         elif args.chat:
@@ -72,12 +74,19 @@ def run_generate(args) -> None:
         print(row["text"] if len(rows) == 1 else f"--- {row['prompt']}\n{row['text']}")
 
 
-def pieces_of(path: str) -> Iterator[str]:
-    """The text of a file, or of standard input for "-", in pieces as they can be read."""
+def opened(path: str) -> BinaryIO:
+    """A file, or standard input for "-", that gives what is there without waiting for more."""
+    try:
+        return open(0 if path == "-" else path, "rb", buffering=0, closefd=path != "-")
+    except OSError as error:
+        raise PromptError(f"--stream-prompt {path} cannot be read: {error.strerror}") from error
+
+
+def pieces_of(file: BinaryIO) -> Iterator[str]:
+    """The text of a file in pieces as they can be read."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    with open(0 if path == "-" else path, "rb", buffering=0, closefd=path != "-") as file:
-        while data := file.read(READ_BYTES):
-            yield decoder.decode(data)
+    while data := file.read(READ_BYTES):
+        yield decoder.decode(data)
     decoder.decode(b"", final=True)  # raises where the text ends in the middle of a character
 
 

@@ -56,6 +56,19 @@ def test_generate_points_to_chat_where_somebody_looks_and_the_model_knows_messag
     assert said.count("--chat sends it") == (terminal and template is not None and not flags)
 
 
+def test_help_tells_the_words_that_an_option_takes(capsys):
+    with pytest.raises(SystemExit):
+        main(["generate", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    for line in (
+        "auto, none, int8, int4, fp8; default auto",
+        "static, iteration, prefill_first, chunked, similar_length, interleaved, speculative_prefill; default chunked",
+        "sliding_window, dynamic_blocks, lsh; default auto",
+        "only with scheduling policy interleaved",
+    ):
+        assert line in said, said
+
+
 def test_chat_streams_an_answer_and_ends_at_the_end_of_input():
     done = minillm("chat", "--max-tokens", "24", input="Name the capital of France.\n")
     assert done.returncode == 0, done.stderr
@@ -95,6 +108,11 @@ def test_bench_ends_with_one_json_object():
     ("args", "says"),
     [
         (["generate", ""], "empty"),
+        (
+            ["generate", "--stream-prompt", "no such.txt", "--model", "random:tiny"],
+            "no such.txt cannot be read: No such",
+        ),
+        (["bench", "--compare", "attention", "--model", "random:tiny", "--tensor-parallel-size", "2"], "one rank"),
         (["generate", "hi", "--model", "no/such folder"], "no/such folder"),
         (["generate", "hi", "--temperature", "-1"], "temperature"),
         (["generate", "hi", "--block-size", "-3"], "block_size=-3"),
