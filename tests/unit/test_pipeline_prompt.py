@@ -66,13 +66,8 @@ def children():
 
 
 def text_of(num_words):
-<<<<<<< Updated upstream
     words = "the cat sat on a mat, don't you see? Größe 1234 naïve 中文 x_y(z)".split()
     return " ".join(random.choices(words, k=num_words))
-=======
-    words = "the cat sat on a mat, don't you see? Größe 1234 naïve 中文 x_y(z) ".split(" ")
-    return " ".join([random.choice(words[:-1]), *random.choices(words, k=num_words - 1)])  # the last word is empty
->>>>>>> Stashed changes
 
 
 def cut(text, sizes=(1, 2, 5, 30, 200)):
