@@ -19,7 +19,7 @@ from tests.kernels.test_eight_bit_kernels import fp8_rounded_to_the_nearest  # n
 from tests.kernels.test_mutants import mutated
 
 HALF, SINGLE, FP8 = torch.float16, torch.float32, torch.float8_e4m3fn
-TOLERANCE = {HALF: 3e-3, SINGLE: 1e-5}
+TOLERANCE = {HALF: 8e-3, SINGLE: 3e-5}
 
 
 def relative_error(found, expected):

@@ -13,7 +13,7 @@ HAS_INT8 = hasattr(torch.ops.aten, "_weight_int8pack_mm")
 HAS_INT4 = hasattr(torch.ops.aten, "_weight_int4pack_mm_for_cpu")
 FP8 = torch.float8_e4m3fn
 DTYPES = [torch.float32, torch.bfloat16]
-TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 6e-3}  # relative; in bfloat16 scales, weights and results are rounded
+TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 1.2e-2}  # relative; scale, result and sum are each rounded to 2^-9
 COARSE = {"int8": 0.05, "int4": 0.3, "fp8": 0.1}  # what rounding a matrix changes, and more
 
 
