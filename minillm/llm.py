@@ -96,7 +96,12 @@ class LLM:
         use_tqdm: bool = True,
         profile: bool = False,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or a list of them, through the model's chat template."""
+        """Answer one conversation, or a list of them, through the model's chat template.
+
+        messages  {"role": ..., "content": ...} each, in order; the rest as in `generate`
+
+        Raises what `generate` raises, and PromptError for a model without a template.
+        """
         conversations = _listed(messages)
         if conversations and isinstance(conversations[0], dict):
             conversations = [conversations]
@@ -111,7 +116,8 @@ class LLM:
     ) -> Iterator[StreamChunk]:
         """Yield what each step adds to this prompt (text, ids, or a conversation), as soon as it exists.
 
-        Leaving the loop early aborts the request and frees its blocks.
+        Leaving the loop early aborts the request and frees its blocks. A wrong prompt is refused by this call, one that
+        does not fit at the first piece. Raises what `generate` raises.
         """
         chat = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], dict)
         if chat:
