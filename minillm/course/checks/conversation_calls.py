@@ -1,7 +1,7 @@
 """Checks a conversation over one cache: which tokens the model is given, and for which position.
 
-The model is a table: after token t it answers (a t + b) mod V, whatever came before. So a wrong position shows in the
-calls and spreads nowhere, and each item looks at the calls that are its business: pieces of a prompt, steps behind it,
+The model is a sum: after token t it answers t + shift, whatever came before. So a wrong position shows in the calls
+and spreads nowhere, and each item looks at the calls that are its business: pieces of a prompt, steps behind it,
 the next turn. The oracle counts the rows that are in the cache. Task 3 of exercise 05.
 """
 
@@ -25,23 +25,18 @@ TALK_ITEMS = (
     "third turn",
     "answers of one token",
 )
-FACTOR, VOCABULARY = 7, 101
+VOCABULARY = 2000
 OTHER_TOKENS = "the steps were given other tokens than the answer's, one after another"
 Call = list  # [start, token, token, ...]
 
 
 def talk_cases(seed: int) -> list[Case]:
     r = random.Random(seed)
-    size, steps, shift = r.randint(3, 5), r.randint(3, 5), r.randint(1, 50)
-
-    def turn(length: int) -> list[int]:
-        """Different tokens, the last of which is not followed by itself."""
-        ids = r.sample(range(VOCABULARY), length)
-        return ids[::-1] if _chain(ids[-1], shift, 1) == ids[-1:] else ids
+    size, steps, shift = r.randint(3, 5), r.randint(3, 5), r.randint(40, 60)
 
     def case(item: str, lengths: list[int], max_tokens: int, budget: int, stops_after: int = 0) -> Case:
         """One turn of each length. The stop token is this one of the first answer; 0: none that comes."""
-        turns = [turn(length) for length in lengths]
+        turns = [r.sample(range(shift), length) for length in lengths]
         stop = _chain(turns[0][-1], shift, stops_after)[-1] if stops_after else -1
         rules = {"max_tokens": max_tokens, "budget": budget, "stop": stop, "shift": shift}
         return {"items": [item], "turns": turns, **rules}
@@ -60,12 +55,8 @@ def talk_cases(seed: int) -> list[Case]:
 
 
 def _chain(token: int, shift: int, length: int) -> list[int]:
-    """The tokens that the table gives after this one."""
-    found = []
-    for _ in range(length):
-        token = (FACTOR * token + shift) % VOCABULARY
-        found.append(token)
-    return found
+    """The tokens that follow this one."""
+    return [token + shift * i for i in range(1, length + 1)]
 
 
 def talk_drive(converse, case: Case) -> Record:
@@ -78,7 +69,7 @@ def talk_drive(converse, case: Case) -> Record:
             raise RuntimeError("the model was called 200 times, and the conversation is not over")
         logits = torch.zeros(len(ids), VOCABULARY)
         for row, token in enumerate(ids):
-            logits[row, (FACTOR * token + case["shift"]) % VOCABULARY] = 1.0
+            logits[row, (token + case["shift"]) % VOCABULARY] = 1.0
         return logits
 
     turns = [list(turn) for turn in case["turns"]]
