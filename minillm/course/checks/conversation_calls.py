@@ -110,7 +110,7 @@ def talk_judge(case: Case, record: Record) -> Verdicts:
     if item in ("steps", "stop token"):
         fault = _steps_fault(calls[1:], stepping[0])
         return {item: (fault if fault != OTHER_TOKENS else "") or _answer_fault(answers, wanted) or fault}
-    return {item: _turn_fault(calls, reading[-1], case["turns"][-1], len(reading))}
+    return {item: _turn_fault(calls, reading[-1], case["turns"][-1], len(reading), not _answer_fault(answers, wanted))}
 
 
 def _reading_fault(calls: list[Call], wanted: list[Call], case: Case) -> str:
@@ -159,7 +159,7 @@ def _answer_fault(answers: object, wanted: list[list[int]]) -> str:
     return f"the answers are {found}, and the model said {wanted}: the last row of logits tells what comes next"
 
 
-def _turn_fault(calls: list[Call], wanted: list[Call], ids: list[int], turn: int) -> str:
+def _turn_fault(calls: list[Call], wanted: list[Call], ids: list[int], turn: int, answered: bool) -> str:
     """What is wrong with the rows of a later turn, the first of which is the last token of the answer before it."""
     rows = [[call[0] + i, token] for call in calls for i, token in enumerate(call[1:])]
     first, (_, owed, *_) = wanted[0][0], wanted[0]
@@ -168,9 +168,8 @@ def _turn_fault(calls: list[Call], wanted: list[Call], ids: list[int], turn: int
     if got == right:
         return ""
     tokens, places = [token for _, token in got], [place for place, _ in got]
-    if tokens[: len(ids)] == ids:
-        begun = f"turn {turn} begins at position {places[0]} with its own first token"
-        return f"{begun}: the last token of the answer before it was chosen and never run, so its K and V are missing"
+    if answered and owed not in [token for _, token in rows]:
+        return f"token {owed}, the last of the answer before turn {turn}, was chosen and never run: no K and V of it"
     if tokens != [owed, *ids]:
         return f"turn {turn} puts tokens {tokens} into the cache, right are {[owed, *ids]}"
     return f"turn {turn} is put at positions {places}, and rows 0 to {first - 1} are there already: behind them"
