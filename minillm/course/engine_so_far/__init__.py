@@ -4,7 +4,8 @@
     so_far.generate(ids, 20)            # greedy token ids, equal to minillm's in float32
     print(so_far.describe())            # which parts are yours
 
-`stages.py` says what a stage is, `boot.py` assembles it, `textbook.py` is the model written with three functions.
+`stages.py` says what a stage is, `boot.py` assembles it, `textbook.py` is the model written with three functions;
+`conversation.py` answers several messages over one cache, with three more.
 """
 
 from minillm.course.engine_so_far.boot import SoFar, boot
