@@ -53,16 +53,18 @@ COLUMNS = {
     "argmax": (".1%", "of those steps, the ones in which the most likely token is fp32's"),
 }
 LEDGER = Ledger(
-    invariant="one checkpoint, one text, one engine: only the bits differ, so logits agree within the error shown, and "
-    "greedy tokens may part where two are nearly equally likely",
-    wins="decode reads every weight for each token, so fewer bytes make it faster as far as widening the codes keeps up "
-    "with memory; K and V in 8 bits leave room for nearly twice the tokens",
-    loses="a first token is arithmetic, which codes do not save: where they are widened for every few rows, as int4 is on "
-    "a CPU, it comes later (auto holds a second copy, 16 bits wide, for prefill, and pays in bytes); rounding and "
-    "restoring K and V costs time; on a GPU the balance may differ: its tensor cores may multiply fp8 themselves",
+    invariant="one checkpoint, one text, one engine: only the bits differ, so logits agree within the error shown, "
+    "and greedy tokens may part where two are nearly equally likely",
+    wins="decode reads every weight for each token, so fewer bytes make it faster as far as widening the codes "
+    "keeps up with memory; K and V in 8 bits leave room for nearly twice the tokens",
+    loses="a first token is arithmetic, which codes do not save: where they are widened for every few rows, as int4 "
+    "is on a CPU, it comes later (auto holds a second copy, 16 bits wide, for prefill, and pays in bytes); rounding "
+    "and restoring K and V costs time; on a GPU the balance may differ: its tensor cores may multiply fp8 "
+    "themselves",
     misleads="of a file that came in 4 bits, as the embedded one, fp32 is not the model that was trained and int4 "
-    "repeats the file's own codes; a random model's text means nothing; fp8 is emulated on a CPU; one small model, short contexts, one text: few windows give a rough "
-    "standard error, and of nine rows one may pass two of them by chance",
+    "repeats the file's own codes; a random model's text means nothing; fp8 is emulated on a CPU; one small model, "
+    "short contexts, one text: few windows give a rough standard error, and of nine rows one may pass two of them "
+    "by chance",
 )
 
 
