@@ -180,6 +180,8 @@ class FakeEngine:
 class Snapshot:
     """The scheduler's state before a step, and everything that a step must then satisfy."""
 
+    knows_hits = True  # the policy plans with what a request finds in the cache when it is admitted
+
     def __init__(self, scheduler):
         self.had_work = scheduler.has_work
         self.running = list(scheduler.running)
@@ -237,7 +239,8 @@ class Snapshot:
         # no budget is left while there is something it could compute, but for the part of a tile that was given back
         if left and policy in BUSY and not config.pad_batches:
             if scheduler.enable_chunked_prefill:
-                for request in [*(r for r in self.running if r not in lost), *admitted]:
+                fresh = admitted if self.knows_hits else []
+                for request in [*(r for r in self.running if r not in lost), *fresh]:
                     wanted = request.num_uncomputed_tokens
                     spare += min(wanted, scheduler.chunk_limit or wanted) - tokens[request]
                 spare = min(spare, left)  # a chunk may be short because the budget was

@@ -75,7 +75,7 @@ def test_a_policy_of_whole_prompts_needs_a_budget_for_the_longest_prompt(policy)
         ({"scheduling_policy": "similar_length", "max_group_wait_steps": 0}, "at least 1"),
         ({"align_prefill_tokens": 128, "max_num_batched_tokens": 127}, "=128 is more than max_num_batched_tokens=127"),
         ({"align_prefill_tokens": 0}, "align_prefill_tokens=0 .* at least 1"),
-        ({"align_prefill_tokens": 16, "enable_chunked_prefill": False}, "align_prefill_tokens has no meaning with"),
+        ({"align_prefill_tokens": 16, "enable_chunked_prefill": False}, "align_prefill_tokens=16 has no meaning with"),
     ],
 )
 def test_options_that_cannot_work_are_refused_by_name(options, words):
