@@ -13,9 +13,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from minillm.config import EngineConfig, ModelConfig
+from minillm.config import EngineConfig
 from minillm.devices import find_device
 from minillm.estimate import shape_of
+from minillm.model_config import ModelConfig
 from minillm.simulator import (
     SLO,
     Arrival,

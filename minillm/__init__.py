@@ -11,8 +11,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # for editors; __getattr__ does it at run time
-    from minillm.config import EngineConfig, SamplingParams
+    from minillm.config import EngineConfig
     from minillm.llm import LLM
+    from minillm.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
 __all__ = ["LLM", "EngineConfig", "SamplingParams", "__version__"]
@@ -21,8 +22,10 @@ __all__ = ["LLM", "EngineConfig", "SamplingParams", "__version__"]
 def __getattr__(name: str):
     if name == "LLM":
         return import_module("minillm.llm").LLM
-    if name in ("EngineConfig", "SamplingParams"):
-        return getattr(import_module("minillm.config"), name)
+    if name == "EngineConfig":
+        return import_module("minillm.config").EngineConfig
+    if name == "SamplingParams":
+        return import_module("minillm.sampling_params").SamplingParams
     raise AttributeError(f"module 'minillm' has no attribute {name!r}")
 
 

@@ -12,7 +12,7 @@ import random
 import statistics
 import time
 
-from minillm.config import SamplingParams
+from minillm.sampling_params import SamplingParams
 
 PROMPT_LENGTHS = (128, 512, 1024)
 DECODE_CONTEXTS = (16, 256)

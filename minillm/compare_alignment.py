@@ -19,8 +19,9 @@ import torch
 
 from minillm.compare import Comparison, Ledger, in_turns, ratio
 from minillm.compare_attention import clocked, ttft_clock
-from minillm.config import EngineConfig, SamplingParams
+from minillm.config import EngineConfig
 from minillm.errors import ConfigError
+from minillm.sampling_params import SamplingParams
 from minillm.scheduler import ChunkedScheduler, Step
 from minillm.staircase import LENGTHS, PUBLISHED_MS, jumps, layer_products, unexplained
 

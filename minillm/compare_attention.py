@@ -19,9 +19,9 @@ from minillm.attention import choose_attention, naive
 from minillm.attention.sparse import choosing, seen_keys
 from minillm.batch import Batch
 from minillm.compare import Comparison, Ledger, in_turns, ratio
-from minillm.config import SamplingParams
 from minillm.errors import ConfigError
 from minillm.kv_cache import KVCache
+from minillm.sampling_params import SamplingParams
 from minillm.sparse_options import Sparse, parse
 
 METHODS = (

@@ -16,10 +16,10 @@ import torch
 from minillm.batch import Batch
 from minillm.compare import in_turns, ratio
 from minillm.compare_attention import BLOCK_SIZE, NEEDLES, TEXT, needle_prompts, ttft_clock
-from minillm.config import SamplingParams
 from minillm.kv_cache import KVCache
 from minillm.llm import LLM
 from minillm.pipeline.early_exit import EarlyExit
+from minillm.sampling_params import SamplingParams
 
 STAGES = 2
 SLOWNESS = 1.5  # a slow text takes so many times the prefill to arrive

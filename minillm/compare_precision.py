@@ -16,10 +16,10 @@ from functools import partial
 import torch
 
 from minillm.compare import Comparison, Ledger, in_turns, ratio
-from minillm.config import SamplingParams
 from minillm.errors import ConfigError
 from minillm.llm import LLM
 from minillm.perplexity import JARGON_FILE, Perplexity, perplexity
+from minillm.sampling_params import SamplingParams
 
 EXACT = "fp32"
 HALVES = {"bf16": "bfloat16", "fp16": "float16"}

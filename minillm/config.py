@@ -1,17 +1,18 @@
-"""What can be chosen: the model's shape, the engine's options, and how one request is sampled.
+"""The options of one engine, validated when they are set.
 
-Three frozen dataclasses, validated when they are made, so that a wrong value is refused by name before
-anything is allocated. Names are vLLM's where vLLM has one. No option is accepted without an effect.
+A frozen dataclass, so that a wrong value is refused by name before anything is allocated. Names are vLLM's where vLLM
+has one. No option is accepted without an effect. How one request is sampled stands in `sampling_params.py`, the
+model's shape in `model_config.py`.
 """
 
 from __future__ import annotations
 
-import difflib
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import torch
 
 from minillm.errors import ConfigError
+from minillm.option_checks import between, choice, known, positive, truth
 from minillm.sparse_options import is_sparse, parse
 
 DTYPES = {
@@ -27,7 +28,6 @@ KV_CACHE_DTYPES = {
     "fp8": torch.float8_e4m3fn,
     "fp8_e4m3": torch.float8_e4m3fn,
 }
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 ATTENTION_BODIES = ("auto", "naive", "flash", "sdpa", "cpu", "triton")
 SCHEDULING_POLICIES = (
     "static",
@@ -64,81 +64,6 @@ CHOICES = {
     "speculative_predictor": (None, *SPECULATIVE_PREDICTORS),
 }
 """Options that are one of a few words, and those words."""
-
-
-@dataclass(frozen=True)
-class RopeScaling:
-    """Llama-3 style frequency scaling (`rope_type: llama3`): long wavelengths are stretched by `factor`."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """The shape of a Llama-family decoder, under Hugging Face's field names.
-
-    Raises ConfigError when the sizes cannot belong together.
-    """
-
-    vocab_size: int  # V
-    hidden_size: int  # E
-    intermediate_size: int  # F
-    num_hidden_layers: int  # L
-    num_attention_heads: int  # H
-    num_key_value_heads: int  # Hkv
-    head_dim: int  # D
-    architecture: str = "llama"
-    max_position_embeddings: int = 2048
-    rms_norm_eps: float = 1e-5
-    rope_theta: float = 10000.0
-    rope_scaling: RopeScaling | None = None
-    tie_word_embeddings: bool = False
-    qkv_bias: bool = False  # qwen2
-    qk_norm: bool = False  # qwen3: RMSNorm over each head of q and k, before RoPE
-    sliding_window: int | None = None  # visible keys per query, its own included
-    sliding_layers: tuple[int, ...] | None = None  # layers that use the window; None means all
-
-    def __post_init__(self):
-        _choice("architecture", self.architecture, ARCHITECTURES)
-        for name in (
-            "vocab_size",
-            "hidden_size",
-            "intermediate_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "num_key_value_heads",
-            "head_dim",
-            "max_position_embeddings",
-        ):
-            _positive(name, getattr(self, name))
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ConfigError(
-                f"num_attention_heads={self.num_attention_heads} is not a multiple of "
-                f"num_key_value_heads={self.num_key_value_heads}; every K/V head must serve the same number of queries"
-            )
-        if self.head_dim % 8 or self.head_dim > 256:
-            raise ConfigError(f"head_dim={self.head_dim} is not supported; use a multiple of 8 up to 256")
-        if self.sliding_window is not None:
-            _positive("sliding_window", self.sliding_window)
-
-    def layer_window(self, layer: int) -> int | None:
-        """Visible keys per query in this layer, or None for all of them."""
-        if self.sliding_layers is not None and layer not in self.sliding_layers:
-            return None
-        return self.sliding_window
-
-    @property
-    def num_parameters(self) -> int:
-        """All weights, embeddings included, a tied head counted once."""
-        e, d = self.hidden_size, self.head_dim
-        q, kv = self.num_attention_heads * d, self.num_key_value_heads * d
-        attention = e * (q + 2 * kv) + q * e + (q + 2 * kv if self.qkv_bias else 0) + (2 * d if self.qk_norm else 0)
-        layer = attention + 3 * e * self.intermediate_size + 2 * e
-        embeddings = self.vocab_size * e * (1 if self.tie_word_embeddings else 2)
-        return self.num_hidden_layers * layer + embeddings + e
 
 
 @dataclass(frozen=True)
@@ -186,13 +111,13 @@ class EngineConfig:
 
     def __post_init__(self):
         for name, words in CHOICES.items():
-            _choice(name, getattr(self, name), words)
+            choice(name, getattr(self, name), words)
         if is_sparse(self.attention):
             parse(self.attention)
         else:
-            _choice("attention", self.attention, ATTENTION_BODIES)
+            choice("attention", self.attention, ATTENTION_BODIES)
         for name in ("max_num_batched_tokens", "max_num_seqs", "block_size"):
-            _positive(name, getattr(self, name))
+            positive(name, getattr(self, name))
         for name in (
             "pipeline_chunk_size",
             "early_exit_layer",
@@ -209,11 +134,11 @@ class EngineConfig:
             "speculative_chunk_size",
         ):
             if getattr(self, name) is not None:
-                _positive(name, getattr(self, name))
+                positive(name, getattr(self, name))
         for field in fields(self):
             if isinstance(field.default, bool):
-                _truth(field.name, getattr(self, field.name))
-        _between("gpu_memory_utilization", self.gpu_memory_utilization, 0.0, 1.0, open_low=True)
+                truth(field.name, getattr(self, field.name))
+        between("gpu_memory_utilization", self.gpu_memory_utilization, 0.0, 1.0, open_low=True)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise ConfigError(f"seed={self.seed!r} is not an integer")
         a, b = self.long_prefill_token_threshold, self.prefill_chunk_size
@@ -230,7 +155,7 @@ class EngineConfig:
 
     def _check_ranks(self) -> None:
         for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-            _positive(name, getattr(self, name))
+            positive(name, getattr(self, name))
         tensor, pipeline = self.tensor_parallel_size, self.pipeline_parallel_size
         if tensor > 1 and pipeline > 1:
             raise ConfigError(
@@ -286,7 +211,7 @@ class EngineConfig:
                 f"tokens, and speculative_prefill warms whole blocks; raise it to block_size or more"
             )
         if self.speculative_memory_share is not None:
-            _between("speculative_memory_share", self.speculative_memory_share, 0.0, 1.0, open_low=True)
+            between("speculative_memory_share", self.speculative_memory_share, 0.0, 1.0, open_low=True)
         if (self.speculative_chunk_size or self.block_size) < self.block_size:
             raise ConfigError(
                 f"speculative_chunk_size={self.speculative_chunk_size} is less than one block of {self.block_size} "
@@ -306,114 +231,4 @@ class EngineConfig:
     @classmethod
     def from_options(cls, **options) -> EngineConfig:
         """An EngineConfig from keyword options; an unknown one is refused with the nearest known name."""
-        return cls(**_known(cls, options))
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """How one request chooses its tokens and when it ends. Field names and meanings are vLLM's.
-
-    temperature 0 is greedy. Raises ConfigError naming the field and its range.
-    """
-
-    n: int = 1  # completions of this prompt
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0  # 0 or -1: all tokens
-    min_p: float = 0.0
-    seed: int | None = None  # same seed, same prompt: same tokens, whatever else runs in the batch
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    max_tokens: int = 128
-    min_tokens: int = 0
-    logprobs: int | None = None  # also return the log-probabilities of this many most likely tokens
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
-    priority: int = 0  # smaller is served first; equal ones in order of arrival
-
-    def __post_init__(self):
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        for name in ("stop", "stop_token_ids"):
-            object.__setattr__(self, name, _several(name, getattr(self, name)))
-        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
-            _truth(name, getattr(self, name))
-        if any(not isinstance(s, str) or not s for s in self.stop):
-            raise ConfigError(f"stop={self.stop!r} must hold non-empty strings")
-        if any(not isinstance(t, int) or t < 0 for t in self.stop_token_ids):
-            raise ConfigError(f"stop_token_ids={self.stop_token_ids!r} must hold token ids")
-        _positive("n", self.n)
-        _positive("max_tokens", self.max_tokens)
-        _between("temperature", self.temperature, 0.0, 100.0)
-        _between("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _between("min_p", self.min_p, 0.0, 1.0)
-        _between("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _between("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _between("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
-        _integer("top_k", self.top_k, -1)
-        _integer("min_tokens", self.min_tokens, 0)
-        if self.min_tokens > self.max_tokens:
-            raise ConfigError(f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}")
-        if self.logprobs is not None:
-            _integer("logprobs", self.logprobs, 0)
-        if self.seed is not None:
-            _integer("seed", self.seed, -(2**63))
-        _integer("priority", self.priority, -(2**31))
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature == 0
-
-    @classmethod
-    def from_options(cls, **options) -> SamplingParams:
-        """SamplingParams from keyword options; an unknown one is refused with the nearest known name."""
-        return cls(**_known(cls, options))
-
-    def updated(self, **options) -> SamplingParams:
-        """A copy with some fields changed; unknown names are refused."""
-        return replace(self, **_known(type(self), options))
-
-
-def _known(cls, options: dict) -> dict:
-    names = [f.name for f in fields(cls)]
-    for name in options:
-        if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(names)}"
-            raise ConfigError(f"unknown {cls.__name__} option {name!r}{hint}")
-    return options
-
-
-def _choice(name: str, value, allowed: tuple) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{name}={value!r} is not one of {', '.join(map(str, allowed))}")
-
-
-def _truth(name: str, value) -> None:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name}={value!r} must be True or False")
-
-
-def _several(name: str, value) -> tuple:
-    if value is not None and not isinstance(value, (list, tuple, set, frozenset)):
-        raise ConfigError(f"{name}={value!r} must be a list")
-    return tuple(value or ())
-
-
-def _integer(name: str, value, low: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise ConfigError(f"{name}={value!r} must be an integer of at least {low}")
-
-
-def _positive(name: str, value) -> None:
-    _integer(name, value, 1)
-
-
-def _between(name: str, value, low: float, high: float, open_low: bool = False) -> None:
-    ok = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not ok or not (low < value if open_low else low <= value) or not value <= high:
-        raise ConfigError(f"{name}={value!r} is not in {'(' if open_low else '['}{low:g}, {high:g}]")
+        return cls(**known(cls, options))

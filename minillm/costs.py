@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from minillm.config import ModelConfig
+from minillm.model_config import ModelConfig
 
 Sequences = Iterable[tuple[int, int]]  # (tokens computed now, context afterwards)
 WeightSize = Callable[[str, int], float]

@@ -7,7 +7,7 @@ into a stream, however tokens cut it, and nothing is lost when it does not come.
 
 from __future__ import annotations
 
-from minillm.config import SamplingParams
+from minillm.sampling_params import SamplingParams
 from minillm.tokenizer import IncrementalDecoder, Tokenizer
 
 

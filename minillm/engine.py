@@ -13,7 +13,6 @@ from collections.abc import Callable
 import torch
 
 from minillm.batch import Batch
-from minillm.config import SamplingParams
 from minillm.detokenizer import Detokenizer
 from minillm.errors import EngineClosedError, MinillmError, PromptError, StepError
 from minillm.job import Job, Sequence
@@ -21,6 +20,7 @@ from minillm.kv_cache import KVCache
 from minillm.outputs import RequestOutput, StreamChunk
 from minillm.profiler import NO_PARTS, PART_NAMES, Parts
 from minillm.request import Request
+from minillm.sampling_params import SamplingParams
 
 
 class Engine:

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import torch
 
-from minillm.config import ModelConfig
 from minillm.eight_bit import LARGEST, bytes_per_value, quantize_rows, restore_rows
 from minillm.errors import ConfigError
+from minillm.model_config import ModelConfig
 
 log = logging.getLogger(__name__)
 

@@ -19,13 +19,14 @@ from itertools import pairwise
 import torch
 
 from minillm.batch import Batch
-from minillm.config import EngineConfig, SamplingParams
+from minillm.config import EngineConfig
 from minillm.errors import ConfigError, PromptError
 from minillm.open_engine import open_engine
 from minillm.outputs import RequestOutput, StreamChunk
 from minillm.pipeline.growing import CHUNK_TOKENS, GrowingPrompt, check_growing, make_way
 from minillm.pipeline.producer import Producer
 from minillm.request import Request
+from minillm.sampling_params import SamplingParams
 
 Prompt = str | list[int]
 Message = dict[str, str]

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from minillm import costs
-from minillm.config import ModelConfig
 from minillm.errors import ConfigError
+from minillm.model_config import ModelConfig
 
 SCORE_COPIES = 3  # naive attention holds scores, probabilities and the copy between them; so K, V and its result
 SCORE_BYTES = 4  # scores and logits are float32

@@ -15,11 +15,11 @@ from dataclasses import replace
 import torch
 
 from minillm.batch import Batch
-from minillm.config import ModelConfig
 from minillm.embedding import Embedding, HostEmbedding, PCIe
 from minillm.errors import CheckpointError, ConfigError
 from minillm.kv_cache import KVCache
 from minillm.linear import Forms, PlainLinear, choose_forms
+from minillm.model_config import ModelConfig
 from minillm.norm import RMSNorm
 from minillm.ops import choose_ops
 from minillm.profiler import NO_PARTS

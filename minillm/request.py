@@ -11,7 +11,7 @@ import enum
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from minillm.config import SamplingParams
+from minillm.sampling_params import SamplingParams
 
 
 class Status(enum.Enum):

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import torch
 
-from minillm.config import DTYPES, KV_CACHE_DTYPES, EngineConfig, ModelConfig
+from minillm.config import DTYPES, KV_CACHE_DTYPES, EngineConfig
 from minillm.errors import ConfigError
 from minillm.kv_cache import kv_bytes_per_block
+from minillm.model_config import ModelConfig
 
 CPU_CACHE_SHARE = 0.25  # of the free memory
 CPU_CACHE_LIMIT = 1 << 30  # bytes

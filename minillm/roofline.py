@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from math import ceil
 
 from minillm import costs
-from minillm.config import ModelConfig
 from minillm.costs import Operation, Sequences
 from minillm.devices import Device
 from minillm.errors import ConfigError
+from minillm.model_config import ModelConfig
 
 BYTES_PER_VALUE = {"float32": 4, "float16": 2, "bfloat16": 2, "float8": 1}
 

@@ -12,7 +12,7 @@ import math
 
 import torch
 
-from minillm.config import ModelConfig
+from minillm.model_config import ModelConfig
 
 
 class Rope:

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import pad
 
-from minillm.config import SamplingParams
 from minillm.errors import NumericsError
 from minillm.request import Request
+from minillm.sampling_params import SamplingParams
 
 BLOCK = 256  # tokens per block of the two-level draw; near sqrt(V), so that both levels are short
 TOP_P_WIDTH = 64  # how many of the likeliest tokens top-p sorts at first; a model's nucleus is mostly smaller

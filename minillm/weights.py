@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 
-from minillm.config import ModelConfig
 from minillm.errors import CheckpointError
+from minillm.model_config import ModelConfig
 from minillm.quantize import GroupQuantized
 
 Weight = torch.Tensor | GroupQuantized

@@ -14,8 +14,8 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.gpu_check.attention import bodies
 from benchmarks.gpu_check.models import generate, make_engine, random_model, random_prompts
 from benchmarks.gpu_check.sections import Check
-from minillm.config import SamplingParams
 from minillm.engine import Engine
+from minillm.sampling_params import SamplingParams
 
 SHOWN = 6
 DECODED = 8  # steps in a row

@@ -9,12 +9,14 @@ import torch
 from benchmarks.gpu_check.sections import Check
 from minillm.block_pool import BlockPool
 from minillm.checkpoint.random_weights import CONFIGS
-from minillm.config import EngineConfig, ModelConfig, SamplingParams
+from minillm.config import EngineConfig
 from minillm.decode_graphs import DecodeGraphs
 from minillm.engine import Engine
 from minillm.kv_cache import KVCache
 from minillm.model import Transformer
+from minillm.model_config import ModelConfig
 from minillm.sampler import Sampler
+from minillm.sampling_params import SamplingParams
 from minillm.scheduler import make_scheduler
 from minillm.tokenizer import Tokenizer
 from minillm.weights import LazyWeights, expected_shapes

@@ -19,8 +19,8 @@ from typing import Any
 from minillm.checkpoint import embedded
 from minillm.checkpoint.hf_config import PICKLE_SUFFIXES
 from minillm.checkpoint.random_weights import CONFIGS, PREFIX, random_weights
-from minillm.config import ModelConfig
 from minillm.errors import CheckpointError
+from minillm.model_config import ModelConfig
 from minillm.tokenizer import Tokenizer
 from minillm.weights import Weight
 

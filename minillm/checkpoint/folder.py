@@ -12,8 +12,8 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from minillm.checkpoint.hf_config import PICKLE_SUFFIXES, eos_ids, generation_defaults, model_config, read_json
-from minillm.config import ModelConfig
 from minillm.errors import CheckpointError
+from minillm.model_config import ModelConfig
 from minillm.tokenizer import Tokenizer
 from minillm.weights import LazyWeights, Shape, check_shapes
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from minillm.config import ModelConfig, RopeScaling
 from minillm.errors import CheckpointError, ConfigError
+from minillm.model_config import ModelConfig, RopeScaling
 from minillm.weights import Shape
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")

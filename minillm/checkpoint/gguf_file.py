@@ -17,8 +17,8 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFValueTy
 
 from minillm.checkpoint.gguf_blocks import SUPPORTED, decode, unpermute
 from minillm.checkpoint.gguf_config import gguf_config
-from minillm.config import ModelConfig
 from minillm.errors import CheckpointError
+from minillm.model_config import ModelConfig
 from minillm.quantize import GroupQuantized
 from minillm.tokenizer import Tokenizer
 from minillm.weights import LazyWeights, Weight, check_shapes

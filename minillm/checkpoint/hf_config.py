@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from minillm.config import ARCHITECTURES, ModelConfig, RopeScaling, SamplingParams
 from minillm.errors import CheckpointError, ConfigError
+from minillm.model_config import ARCHITECTURES, ModelConfig, RopeScaling
+from minillm.sampling_params import SamplingParams
 
 # What a field means when config.json leaves it out: the defaults of transformers' config classes.
 COMMON_DEFAULTS = {"rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False, "head_dim": None}

@@ -11,8 +11,8 @@ import hashlib
 
 import torch
 
-from minillm.config import ModelConfig, RopeScaling
 from minillm.errors import CheckpointError
+from minillm.model_config import ModelConfig, RopeScaling
 from minillm.weights import LazyWeights, expected_shapes
 
 PREFIX = "random:"

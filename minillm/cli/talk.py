@@ -123,7 +123,7 @@ def run_chat(args) -> None:
 
 
 def run_demo(args) -> None:
-    from minillm.config import SamplingParams
+    from minillm.sampling_params import SamplingParams
 
     messages = [{"role": "user", "content": args.question}]
     with open_llm(args) as llm:

@@ -19,12 +19,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from minillm.config import EngineConfig, ModelConfig, SamplingParams
+from minillm.config import EngineConfig
 from minillm.costs import operations
 from minillm.course.engine_so_far import SoFar, Stage, boot, stages_until
 from minillm.course.figures.engine_so_far import Reading
 from minillm.course.timing import report, show_time
+from minillm.model_config import ModelConfig
 from minillm.request import Request
+from minillm.sampling_params import SamplingParams
 from minillm.scheduler import ChunkedScheduler
 
 SOLO = (64, 6)  # prompt and new tokens of the request that runs alone

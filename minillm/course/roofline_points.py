@@ -9,11 +9,11 @@ import torch
 
 from minillm import costs
 from minillm.batch import Batch
-from minillm.config import ModelConfig
 from minillm.costs import Sequences
 from minillm.course.figures.roofline import Roof, Work
 from minillm.course.timing import clocked, rounds, synchronizer
 from minillm.devices import Device, by_gpu_name, find_device
+from minillm.model_config import ModelConfig
 
 COMPARED_WITH = "A100-80GB"  # on a machine without a datasheet
 

@@ -11,11 +11,11 @@ from matplotlib.figure import Figure
 
 from minillm import costs
 from minillm import roofline as times
-from minillm.config import ModelConfig
 from minillm.course.figures.roofline import Roof, Work, roofline
 from minillm.course.timing import show_time
 from minillm.course.widgets import choice, picture_box, slider
 from minillm.devices import DEVICES, Device, find_device
+from minillm.model_config import ModelConfig
 
 DTYPE = "float16"
 

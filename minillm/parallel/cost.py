@@ -8,9 +8,9 @@ engine. Lesson 18.
 from __future__ import annotations
 
 from minillm import roofline
-from minillm.config import ModelConfig
 from minillm.costs import Sequences
 from minillm.devices import Device
+from minillm.model_config import ModelConfig
 
 
 def summed_bytes(config: ModelConfig, num_tokens: int, bytes_per_value: float = 2) -> float:

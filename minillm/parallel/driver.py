@@ -16,10 +16,10 @@ from contextlib import contextmanager, suppress
 import torch
 
 from minillm.batch import Batch
-from minillm.config import ModelConfig
 from minillm.errors import RankError
 from minillm.kv_cache import KVCache
 from minillm.model import Transformer
+from minillm.model_config import ModelConfig
 from minillm.parallel.plan import HEADER, Work, header, lengths_of, num_integers, pack, unpack
 from minillm.parallel.ranks import Ranks, Traffic
 from minillm.profiler import NO_PARTS

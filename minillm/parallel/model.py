@@ -18,8 +18,8 @@ from collections.abc import Mapping
 
 import torch
 
-from minillm.config import ModelConfig
 from minillm.model import Transformer
+from minillm.model_config import ModelConfig
 from minillm.parallel.ranks import Ranks
 from minillm.parallel.split import check_split, share_of_config, share_of_weights, vocabulary_rows
 from minillm.weights import Weight

@@ -14,9 +14,9 @@ from math import ceil, gcd
 
 import torch
 
-from minillm.config import ModelConfig
 from minillm.errors import ConfigError
 from minillm.model import CheckedWeights
+from minillm.model_config import ModelConfig
 from minillm.quantize import GroupQuantized
 from minillm.weights import LazyWeights, Weight
 

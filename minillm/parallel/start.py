@@ -13,10 +13,11 @@ import torch
 
 from minillm.attention.choose import choose_attention
 from minillm.checkpoint import Checkpoint
-from minillm.config import EngineConfig, ModelConfig
+from minillm.config import EngineConfig
 from minillm.errors import ConfigError
 from minillm.kv_cache import KVCache
 from minillm.model import Transformer
+from minillm.model_config import ModelConfig
 from minillm.parallel.driver import DrivenCache, Driver, follow
 from minillm.parallel.model import ParallelTransformer
 from minillm.parallel.processes import Others, find_others

@@ -7,11 +7,11 @@ because the last token of a prompt must be computed when it is known to be the l
 
 from __future__ import annotations
 
-from minillm.config import SamplingParams
 from minillm.engine import Engine
 from minillm.errors import ConfigError, PromptError
 from minillm.pipeline.producer import Arriving
 from minillm.request import Request, Status
+from minillm.sampling_params import SamplingParams
 from minillm.scheduler.step import Step
 
 CHUNK_TOKENS = 128

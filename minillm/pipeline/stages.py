@@ -20,10 +20,10 @@ from itertools import accumulate
 import torch
 
 from minillm.batch import Batch
-from minillm.config import ModelConfig
 from minillm.errors import ConfigError
 from minillm.kv_cache import KVCache
 from minillm.model import CheckedWeights, Transformer
+from minillm.model_config import ModelConfig
 from minillm.parallel.ranks import Ranks
 from minillm.profiler import NO_PARTS
 from minillm.weights import LazyWeights, Weight, expected_shapes

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from itertools import islice
 
 from minillm.block_pool import BlockPool
-from minillm.config import EngineConfig, SamplingParams
+from minillm.config import EngineConfig
 from minillm.request import Request, Status
+from minillm.sampling_params import SamplingParams
 from minillm.scheduler.chunked import ChunkedScheduler
 from minillm.scheduler.predictors import Predictor, make_predictor
 from minillm.scheduler.step import Step

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from minillm.config import SamplingParams
+from minillm.sampling_params import SamplingParams
 
 MAX_PROMPTS = 128  # of one request to /v1/completions
 MAX_STOPS = 16

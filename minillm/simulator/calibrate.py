@@ -17,7 +17,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from minillm.config import EngineConfig, ModelConfig, SamplingParams
+from minillm.config import EngineConfig
+from minillm.model_config import ModelConfig
+from minillm.sampling_params import SamplingParams
 from minillm.simulator.step_time import FittedStepTime, Totals
 
 KNOTS = (1, 2, 4, 8, 32, 128, 512)

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from minillm.config import SamplingParams
 from minillm.errors import PromptError, QueueFullError
 from minillm.request import Request
+from minillm.sampling_params import SamplingParams
 from minillm.scheduler import Scheduler
 from minillm.scheduler.speculative_prefill import Speculation
 from minillm.simulator.records import RequestRecord, record

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from minillm import costs
 from minillm.block_pool import BlockPool
-from minillm.config import EngineConfig, ModelConfig
+from minillm.config import EngineConfig
 from minillm.devices import Device
 from minillm.errors import ConfigError
 from minillm.memory import activations
+from minillm.model_config import ModelConfig
 from minillm.roofline import size_of
 from minillm.scheduler import Scheduler, make_scheduler
 

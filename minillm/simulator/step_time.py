@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from minillm import costs
-from minillm.config import ModelConfig
 from minillm.devices import Device
 from minillm.errors import ConfigError
+from minillm.model_config import ModelConfig
 from minillm.parallel.cost import communication_seconds
 from minillm.roofline import operation_time, size_of
 

@@ -16,7 +16,6 @@ from minillm.attention.choose import choose_attention
 from minillm.attention.sparse import make_sparse
 from minillm.attention.triton import TritonAttention
 from minillm.checkpoint import load
-from minillm.config import SamplingParams
 from minillm.decode_graphs import DecodeGraphs
 from minillm.eight_bit import LARGEST, SMALLEST_SCALE
 from minillm.kernels.fused_ops import FusedOps
@@ -25,6 +24,7 @@ from minillm.model import Transformer
 from minillm.norm import RMSNorm
 from minillm.ops import PlainOps
 from minillm.profiler import NO_PARTS
+from minillm.sampling_params import SamplingParams
 from minillm.sparse_options import parse
 from tests.kernels.compile_checks import ROOT
 from tests.kernels.test_small_kernels import angles_for, turned

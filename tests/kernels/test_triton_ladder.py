@@ -7,8 +7,8 @@ be equal.
 import pytest
 
 from minillm.checkpoint import load
-from minillm.config import SamplingParams
 from minillm.model import Transformer
+from minillm.sampling_params import SamplingParams
 from tests.tolerances import LOGITS_FP32
 from tests.unit.engines import (
     B,

@@ -5,10 +5,11 @@ import torch
 from minillm.attention.choose import choose_attention
 from minillm.batch import Batch
 from minillm.block_pool import BlockPool
-from minillm.config import EngineConfig, SamplingParams
+from minillm.config import EngineConfig
 from minillm.engine import Engine
 from minillm.kv_cache import ContiguousKV, KVCache
 from minillm.sampler import Sampler
+from minillm.sampling_params import SamplingParams
 from minillm.scheduler import make_scheduler
 
 B = 16  # block size

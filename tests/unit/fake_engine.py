@@ -9,8 +9,9 @@ was read, and `solo` computes a sequence with that function alone.
 import zlib
 
 from minillm.block_pool import BlockPool
-from minillm.config import EngineConfig, SamplingParams
+from minillm.config import EngineConfig
 from minillm.request import Request, Status
+from minillm.sampling_params import SamplingParams
 from minillm.scheduler import make_scheduler
 
 IN_ORDER = ("static", "iteration", "prefill_first", "chunked", "speculative_prefill")  # nobody is overtaken

@@ -7,8 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from minillm.batch import Batch
-from minillm.config import ModelConfig, RopeScaling
 from minillm.kv_cache import KVCache
+from minillm.model_config import ModelConfig, RopeScaling
 from tests.tolerances import LOGITS_FP32
 
 B = 16  # block size

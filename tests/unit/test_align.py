@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minillm.config import CHUNKING, EngineConfig, SamplingParams
+from minillm.config import CHUNKING, EngineConfig
 from minillm.devices import find_device
 from minillm.errors import ConfigError
 from minillm.estimate import shape_of
 from minillm.request import Request
+from minillm.sampling_params import SamplingParams
 from minillm.scheduler import Step
 from minillm.scheduler.align import trim_to_multiple
 from minillm.simulator import RooflineStepTime, make_simulated_scheduler, poisson, simulate

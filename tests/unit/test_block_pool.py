@@ -11,9 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from minillm import block_pool
 from minillm.block_pool import ROOT, BlockPool, hash_block
-from minillm.config import SamplingParams
 from minillm.errors import BlockPoolError, ConfigError
 from minillm.request import Request
+from minillm.sampling_params import SamplingParams
 
 B = 4
 

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from minillm.checkpoint import load
-from minillm.config import RopeScaling
 from minillm.errors import CheckpointError
+from minillm.model_config import RopeScaling
 from tests.unit.model_files import END_ID, LAYERS, VOCAB, save_folder, save_tokenizer
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3"]

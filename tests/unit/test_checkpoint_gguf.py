@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from minillm.checkpoint import embedded, load
-from minillm.config import ModelConfig, RopeScaling
 from minillm.errors import CheckpointError
+from minillm.model_config import ModelConfig, RopeScaling
 from minillm.quantize import GroupQuantized
 from tests.unit.model_files import END_ID, HEAD_DIM, HEADS, HIDDEN, KV_HEADS, VOCAB, write_gguf
 

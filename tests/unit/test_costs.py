@@ -9,8 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from minillm import costs
 from minillm.batch import Batch
 from minillm.checkpoint.random_weights import CONFIGS
-from minillm.config import ModelConfig
 from minillm.kv_cache import KVCache, kv_bytes_per_block
+from minillm.model_config import ModelConfig
 from tests.unit.engines import attention
 
 LLAMA_7B = ModelConfig(32000, 4096, 11008, 32, 32, 32, 128)

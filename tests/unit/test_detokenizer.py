@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minillm.config import SamplingParams
 from minillm.detokenizer import Detokenizer
+from minillm.sampling_params import SamplingParams
 from minillm.tokenizer import Tokenizer
 from minillm.tokenizer.bpe import BYTE_TO_CHAR
 

@@ -7,8 +7,8 @@ whole sequence recomputed for every token, no cache, naive attention. fp32, so t
 import pytest
 
 from minillm.checkpoint import load
-from minillm.config import SamplingParams
 from minillm.model import Transformer
+from minillm.sampling_params import SamplingParams
 from tests.tolerances import LOGITS_FP32
 from tests.unit.engines import (
     GREEDY,

@@ -6,9 +6,9 @@ import pytest
 
 from minillm import costs, roofline
 from minillm.checkpoint.random_weights import CONFIGS
-from minillm.config import ModelConfig
 from minillm.devices import DEVICES, Device, by_gpu_name, find_device
 from minillm.errors import ConfigError
+from minillm.model_config import ModelConfig
 
 LLAMA_7B = ModelConfig(32000, 4096, 11008, 32, 32, 32, 128)
 A100 = find_device("A100-80GB")

@@ -5,7 +5,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from minillm.config import ModelConfig, RopeScaling
+from minillm.model_config import ModelConfig, RopeScaling
 from minillm.rope import Rope, inverse_frequencies, rotate
 
 LLAMA3 = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)

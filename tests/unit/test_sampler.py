@@ -12,10 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minillm.config import SamplingParams
 from minillm.errors import NumericsError
 from minillm.request import Request
 from minillm.sampler import BLOCK, TOP_P_WIDTH, Sampler, _draw
+from minillm.sampling_params import SamplingParams
 
 VOCAB = 24
 

@@ -7,9 +7,10 @@ import pytest
 
 from minillm import block_pool, scheduler
 from minillm.block_pool import BlockPool
-from minillm.config import EngineConfig, SamplingParams
+from minillm.config import EngineConfig
 from minillm.errors import ConfigError, PromptError, QueueFullError
 from minillm.request import Request, Status
+from minillm.sampling_params import SamplingParams
 from minillm.scheduler import ChunkedScheduler, make_scheduler
 from tests.unit.fake_engine import FakeEngine, solo
 

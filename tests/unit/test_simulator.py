@@ -9,12 +9,14 @@ from itertools import pairwise
 
 import pytest
 
-from minillm.config import SCHEDULING_POLICIES, EngineConfig, ModelConfig, SamplingParams
+from minillm.config import SCHEDULING_POLICIES, EngineConfig
 from minillm.devices import DEVICES, find_device
 from minillm.errors import ConfigError
 from minillm.estimate import shape_of
+from minillm.model_config import ModelConfig
 from minillm.request import Request
 from minillm.roofline import step_seconds
+from minillm.sampling_params import SamplingParams
 from minillm.simulator import (
     SLO,
     Arrival,

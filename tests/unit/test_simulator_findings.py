@@ -2,8 +2,9 @@
 
 import pytest
 
-from minillm.config import EngineConfig, ModelConfig
+from minillm.config import EngineConfig
 from minillm.devices import find_device
+from minillm.model_config import ModelConfig
 from minillm.simulator import (
     Arrival,
     RooflineStepTime,
