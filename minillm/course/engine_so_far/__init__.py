@@ -1,6 +1,6 @@
 """The engine that the course builds, as far as it has got: eight stages, booted from your functions or the reference.
 
-    so_far = boot(llm, "v3")            # reads my_minillm/; own={"slot_mapping": my_slots} adds what is not saved yet
+    so_far = boot(llm, "v3")            # reads my_minillm/; also={"slot_mapping": my_slots} adds what is not saved yet
     so_far.generate(ids, 20)            # greedy token ids, equal to minillm's in float32
     print(so_far.describe())            # which parts are yours
 

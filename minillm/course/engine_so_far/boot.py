@@ -76,19 +76,28 @@ class SoFar:
 
 
 def boot(
-    llm, stage: str = "v8", own: Mapping[str, Callable] | None = None, max_model_len: int = MAX_MODEL_LEN
+    llm,
+    stage: str = "v8",
+    own: Mapping[str, Callable] | None = None,
+    max_model_len: int = MAX_MODEL_LEN,
+    also: Mapping[str, Callable] | None = None,
 ) -> SoFar:
     """A stage on the weights of `llm`.
 
-    own  functions by name; {}: the reference alone; None: what my_minillm/ holds
+    own   functions by name; {}: the reference alone; None: what my_minillm/ holds
+    also  functions by name that are put over those: what a notebook has just defined
 
-    Raises ValueError for a stage that does not exist, GradeError for a saved function that does not load.
+    Raises ValueError for a stage that does not exist and for a name of `also` that is none of its parts, GradeError
+    for a saved function that does not load.
     """
     stages = stages_until(stage)
     kind = _attention_kind(stages[-1], llm.engine.model.device)
     superseded = [name for other, parts in ATTENTION_PARTS.items() if other != kind for name in parts]
     names = [name for each in stages for name in each.parts if name not in superseded]
     found = {name: mine.load(name) for name in names} if own is None else {name: own.get(name) for name in names}
+    if unknown := sorted(set(also or {}) - set(names)):
+        raise ValueError(f"{stage} has no part {', '.join(unknown)}; its parts are {', '.join(names)}")
+    found |= also or {}
     notes: list[str] = []
     model, of_model = _model(llm.engine.model, found, notes)
     attend, of_attention = _attention(kind, found, model.device, model.dtype)
