@@ -35,7 +35,7 @@ class Engine:
     max_model_len most tokens of one sequence, prompt and completion together
     clock         seconds, monotonic
     make_batch    (step, block_size, device) -> Batch
-    decode_graphs DecodeGraphs: batch -> logits, or None for a batch that it does not run; None: all runs eagerly
+    step_graphs   StepGraphs: batch -> logits, or None for a batch that it does not run; None: all runs eagerly
     profile       measure the parts of each TTFT (slower on a GPU, where each part waits for the device)
     """
 
@@ -50,7 +50,7 @@ class Engine:
         max_model_len: int,
         clock: Callable[[], float] = time.perf_counter,
         make_batch: Callable[..., Batch] = Batch.from_step,
-        decode_graphs: Callable[[Batch], torch.Tensor | None] | None = None,
+        step_graphs: Callable[[Batch], torch.Tensor | None] | None = None,
     ):
         self.model = model
         self.tokenizer = tokenizer
@@ -61,7 +61,7 @@ class Engine:
         self.max_model_len = max_model_len
         self.clock = clock
         self.make_batch = make_batch
-        self.decode_graphs = decode_graphs
+        self.step_graphs = step_graphs
         self.profile = False
         self.closed = False
         self.was_idle = False  # the latest step found nothing to compute, and nothing was added since
@@ -139,7 +139,7 @@ class Engine:
         for request_id in list(self._jobs):
             self.abort(request_id)
         self.closed = True
-        self.model = self.kv_cache = self.attend = self.decode_graphs = None
+        self.model = self.kv_cache = self.attend = self.step_graphs = None
 
     # ---- one step ----------------------------------------------------------------------------
 
@@ -179,7 +179,7 @@ class Engine:
         parts = self._parts if self.profile else NO_PARTS
         batch = self.make_batch(step, self.kv_cache.block_size, self.model.device)
         self.kv_cache.copy_blocks(step.block_copies)
-        logits = self.decode_graphs(batch) if self.decode_graphs and not self.profile else None
+        logits = self.step_graphs(batch) if self.step_graphs and not self.profile else None
         if logits is None:
             logits = self.model.forward(batch, self.kv_cache, self.attend, parts)
         self.scheduler.commit(step)

@@ -18,7 +18,6 @@ from minillm.batch import Batch
 from minillm.block_pool import BlockPool
 from minillm.checkpoint import Checkpoint, load
 from minillm.config import EngineConfig
-from minillm.decode_graphs import DecodeGraphs, why_eager
 from minillm.embedding import PCIe
 from minillm.engine import Engine
 from minillm.kv_cache import KVCache
@@ -36,6 +35,7 @@ from minillm.resources import (
 from minillm.sampler import Sampler
 from minillm.scheduler import make_scheduler
 from minillm.sparse_options import check_model
+from minillm.step_graphs import choose_step_graphs
 
 logger = logging.getLogger(__name__)
 
@@ -109,10 +109,8 @@ def _engine(
         logger.info("embedding on %s", reasons["embedding"])
     pool = BlockPool(kv_cache.num_blocks, config.block_size, config.enable_prefix_caching)
     scheduler = make_scheduler(config, pool, max_model_len)
-    graphs, reasons["decode_graphs"] = None, why_eager(config, device, attend)
-    if not reasons["decode_graphs"]:
-        reasons["decode_graphs"] = "one CUDA graph per batch size, recorded when it is first needed"
-        graphs = DecodeGraphs(model, kv_cache, attend, scheduler.max_num_seqs, max_model_len)
+    sizes = scheduler.max_num_seqs, max_model_len
+    graphs, reasons["step_graphs"] = choose_step_graphs(config, model, kv_cache, attend, *sizes)
     tokenizer = checkpoint.tokenizer
     return Engine(
         model=model,
@@ -123,5 +121,5 @@ def _engine(
         attend=attend,
         max_model_len=max_model_len,
         make_batch=CopiedAhead(PCIe(device)) if config.overlap_copies else Batch.from_step,
-        decode_graphs=graphs,
+        step_graphs=graphs,
     )

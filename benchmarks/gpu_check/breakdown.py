@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu_check.attention import bodies
@@ -27,8 +28,10 @@ def rows(check: Check) -> Iterator[dict]:
     for name in ("1b", "8b"):
         model = random_model(check, name)
         for n in (20,) if check.dry else (512, 2048):
-            engine = make_engine(model, attend, n + 1)
-            yield {"model": name, "what": f"prefill of {n}"} | _measure(check, prefills(engine, n))
+            for graphs in (False, True):
+                engine = make_engine(model, attend, n + 1, with_graphs=graphs)
+                what = f"prefill of {n}, " + ("graph" if graphs else "eager")
+                yield {"model": name, "what": what} | _measure(check, prefills(engine, n))
         for batch in (2,) if check.dry else (1, 8):
             n = 20 if check.dry else 2048
             engine = make_engine(model, attend, n + DECODED + 2, batch, with_graphs=True)
@@ -77,7 +80,9 @@ def _measure(check: Check, prepare: Callable, steps: int = 1) -> dict:
         run()
         check.wait()
     micros = "self_cpu_time_total" if check.dry else "self_device_time_total"
-    kernels = sorted(profiler.key_averages(), key=lambda event: -getattr(event, micros))
+    device = DeviceType.CPU if check.dry else DeviceType.CUDA  # an operator on the CPU repeats its kernels' time
+    kernels = [event for event in profiler.key_averages() if event.device_type == device]
+    kernels.sort(key=lambda event: -getattr(event, micros))
 
     def per_step(amount: float) -> float:
         return round(amount / 1e3 / steps, 3)

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 
 from benchmarks.gpu_check.attention import Ragged, body, name_of
-from benchmarks.gpu_check.models import random_model
+from benchmarks.gpu_check.models import generate, make_engine, random_model, random_prompts
 from benchmarks.gpu_check.sections import Check
 from minillm.attention import naive
 from minillm.attention.per_request import PerRequest
@@ -37,6 +37,7 @@ def rows(check: Check) -> Iterator[dict]:
             yield from _where_it_runs(part(check, dtype))
     yield from _where_it_runs(_far_slots(check))
     yield from _where_it_runs(_whole_model(check))
+    yield from _where_it_runs(_graphs(check))
 
 
 def _where_it_runs(rows: Iterator[dict]) -> Iterator[dict]:
@@ -151,6 +152,20 @@ def _whole_model(check: Check) -> Iterator[dict]:
         logits[name] = model.lm_head(model.hidden(batch, cache, body(check, attention, torch.float32)))
     error = (logits["fused"] - logits["plain"]).abs().max() / logits["plain"].abs().max()
     yield {"kernel": "whole model", "dtype": "float32", "largest": float(error) / 1e-3, "ok": bool(error < 1e-3)}
+
+
+def _graphs(check: Check) -> Iterator[dict]:
+    """Tokens of requests whose steps are replayed, chunks beside decodes among them, against those of eager steps."""
+    torch.manual_seed(2)
+    model = random_model(check, "135m", torch.float32)
+    attend = body(check, "triton", torch.float32)
+    lengths = (20, 40) if check.dry else (33, 500, 90, 700, 64)
+    prompts = [random_prompts(model.config, 1, n)[0] for n in lengths]
+    options = {"max_num_batched_tokens": 64 if check.dry else 256}
+    engines = [make_engine(model, attend, 800, len(lengths), graphs, **options) for graphs in (False, True)]
+    eager, replayed = ([x.outputs[0].token_ids for x in generate(engine, prompts, 16)] for engine in engines)
+    shapes = [list(shape) for shape in engines[1].step_graphs.graphs]
+    yield {"kernel": "step graphs", "dtype": "float32", "shapes": shapes, "largest": 0.0, "ok": eager == replayed}
 
 
 def _error(found: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype) -> float:

@@ -33,7 +33,10 @@ def rows(check: Check) -> Iterator[dict]:
         for n in lengths:
             tried = {x: attend for x, attend in found.items() if x != "naive" or n <= NAIVE_UP_TO}
             engines = {x: make_engine(model, attend, n + NEW_TOKENS) for x, attend in tried.items()}
-            yield compare(check, name, "ttft", n, 1, engines, repeats=3 if n < 8192 else 2)
+            if "triton" in found and n < 8192:
+                graphs = make_engine(model, found["triton"], n + NEW_TOKENS, with_graphs=True)
+                engines = {"triton with graphs": graphs} | engines
+            yield compare(check, name, "ttft", n, 1, engines, repeats=5 if n < 8192 else 3)
         for batch in (1, 2) if check.dry else (1, 8):
             n = lengths[1]
             engines = {x: make_engine(model, attend, n + NEW_TOKENS, batch) for x, attend in found.items()}

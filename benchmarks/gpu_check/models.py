@@ -10,7 +10,6 @@ from benchmarks.gpu_check.sections import Check
 from minillm.block_pool import BlockPool
 from minillm.checkpoint.random_weights import CONFIGS
 from minillm.config import EngineConfig
-from minillm.decode_graphs import DecodeGraphs
 from minillm.engine import Engine
 from minillm.kv_cache import KVCache
 from minillm.model import Transformer
@@ -18,6 +17,7 @@ from minillm.model_config import ModelConfig
 from minillm.sampler import Sampler
 from minillm.sampling_params import SamplingParams
 from minillm.scheduler import make_scheduler
+from minillm.step_graphs import StepGraphs, launch_bound_tokens
 from minillm.tokenizer import Tokenizer
 from minillm.weights import LazyWeights, expected_shapes
 
@@ -55,20 +55,22 @@ def make_engine(
 ) -> Engine:
     """An engine whose step takes all prompts, and whose cache holds `requests` sequences of `max_len` tokens.
 
-    with_graphs  decode steps as CUDA graphs; on a CPU the same padded steps, run directly
+    with_graphs  steps as CUDA graphs; on a CPU the same padded steps, run directly
     kv_dtype     what K and V are kept in, if not the model's dtype
-    options      more of EngineConfig's, for the scheduler
+    options      more of EngineConfig's, for the scheduler: a smaller max_num_batched_tokens, say
     """
     blocks = requests * -(-max_len // BLOCK_SIZE)
-    budget = requests * max_len
-    config = EngineConfig(max_num_batched_tokens=budget, max_num_seqs=requests, enable_prefix_caching=False, **options)
+    options = {"max_num_batched_tokens": requests * max_len, **options}
+    config = EngineConfig(max_num_seqs=requests, enable_prefix_caching=False, **options)
     pool = BlockPool(blocks, BLOCK_SIZE, enable_prefix_caching=False)
     tokenizer = Tokenizer.bytes_only(model.config.vocab_size)
     cache = KVCache(model.config, blocks, BLOCK_SIZE, model.dtype, model.device, kv_dtype)
     graphs = None
     if with_graphs:
-        capture = None if model.device.type == "cuda" else lambda run: run
-        graphs = DecodeGraphs(model, cache, attend, requests, max_len, capture)
+        on_gpu = model.device.type == "cuda"
+        gpu_name = torch.cuda.get_device_name(model.device) if on_gpu else "none"
+        rows = launch_bound_tokens(model.config, gpu_name, model.dtype)
+        graphs = StepGraphs(model, cache, attend, requests, max_len, rows, None if on_gpu else lambda run: run)
     return Engine(
         model=model,
         tokenizer=tokenizer,
@@ -77,7 +79,7 @@ def make_engine(
         sampler=Sampler(eos_token_ids=tokenizer.eos_token_ids),
         attend=attend,
         max_model_len=max_len,
-        decode_graphs=graphs,
+        step_graphs=graphs,
     )
 
 

@@ -1,9 +1,9 @@
-"""Tile sizes, warps and pipeline stages of the attention kernels: one table, found by compiling, not by autotuning.
+"""Tile sizes, warps and pipeline stages of the attention kernels: one table in place of autotuning.
 
 A row holds for one compute capability, head size, dtype of the keys and phase. `triton.autotune` is not used: it
 runs every candidate on live buffers and needs a GPU to choose. The rows are those that compile without register
 spills in float16 and bfloat16, with the largest tiles that fit a GPU's shared memory; `minillm kernels` shows the
-compiler's figures for each. Built in lesson 12.
+compiler's figures for each. Those of 9.0 were also timed, on one H200 by `benchmarks/tune.py`. Built in lesson 12.
 """
 
 from __future__ import annotations
@@ -63,16 +63,19 @@ _TABLE = (
     (FLASH, MMA, (64,), HALF, PREFILL, 128, 64, 8, 3, "4 warps spill 104 bytes"),
     (FLASH, MMA, (128,), HALF, PREFILL, 128, 64, 8, 3, "4 warps spill 1,960 bytes; 128 keys spill 328"),
     (FLASH, MMA, (256,), HALF, PREFILL, 64, 32, 8, 2, "64 keys need 106,496 bytes, an L4 has 101,376"),
-    (FLASH, NEW, (64,), HALF, PREFILL, 128, 128, 8, 3, "128 keys feed wgmma and tcgen05"),
-    (FLASH, NEW, (128,), HALF, PREFILL, 128, 128, 8, 2, "a third stage takes all of the shared memory"),
+    (FLASH, (HOPPER,), (64,), HALF, PREFILL, 128, 64, 8, 3, "128 keys take 1.2 times as long"),
+    (FLASH, (HOPPER,), (128,), HALF, PREFILL, 128, 128, 8, 3, "2 stages take 1.15 times as long"),
+    (FLASH, (BLACKWELL,), (64,), HALF, PREFILL, 128, 128, 8, 3, "128 keys feed tcgen05"),
+    (FLASH, (BLACKWELL,), (128,), HALF, PREFILL, 128, 128, 8, 2, "a third stage takes all of the shared memory"),
     (FLASH, NEW, (256,), HALF, PREFILL, 64, 64, 8, 2, "128 rows spill 212 bytes on 9.0 and 44 on 10.0"),
     (FLASH, EVERY, (64,), SINGLE, PREFILL, 64, 32, 8, 2, "IEEE products run without Tensor Cores"),
     (FLASH, EVERY, (128,), SINGLE, PREFILL, 32, 32, 8, 2, "larger tiles do not fit the registers"),
     (FLASH, EVERY, (256,), SINGLE, PREFILL, 16, 32, 8, 2, "larger tiles do not fit the registers"),
     (PAGED, MMA, (64, 128), HALF, PREFILL, 128, 64, 8, 5, "4 warps spill; 3 stages hold one tile in flight"),
     (PAGED, MMA, (256,), HALF, PREFILL, 64, 32, 8, 3, "5 stages need 102,656 bytes, an L4 has 101,376"),
-    (PAGED, NEW, (64,), HALF, PREFILL, 128, 128, 8, 5, "128 keys feed wgmma and tcgen05"),
-    (PAGED, (HOPPER,), (128,), HALF, PREFILL, 128, 128, 8, 3, "5 stages spill 56 bytes"),
+    (PAGED, (HOPPER,), (64,), HALF, PREFILL, 128, 64, 8, 5, "128 keys take 1.2 to 1.5 times as long"),
+    (PAGED, (HOPPER,), (128,), HALF, PREFILL, 128, 128, 8, 3, "32 keys and 4 warps win below 2,048 tokens only"),
+    (PAGED, (BLACKWELL,), (64,), HALF, PREFILL, 128, 128, 8, 5, "128 keys feed tcgen05"),
     (PAGED, (BLACKWELL,), (128,), HALF, PREFILL, 128, 64, 8, 5, "128 keys spill 8 bytes with Triton 3.6"),
     (PAGED, NEW, (256,), HALF, PREFILL, 64, 64, 8, 3, "128 rows spill 128 bytes on 10.0"),
     (PAGED, EVERY, (64,), HALF, DECODES, 16, 64, 4, 5, "16 rows are one mma tile; more would be padding"),

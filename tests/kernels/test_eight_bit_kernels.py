@@ -16,7 +16,6 @@ from minillm.attention.choose import choose_attention
 from minillm.attention.sparse import make_sparse
 from minillm.attention.triton import TritonAttention
 from minillm.checkpoint import load
-from minillm.decode_graphs import DecodeGraphs
 from minillm.eight_bit import LARGEST, SMALLEST_SCALE
 from minillm.kernels.fused_ops import FusedOps
 from minillm.kv_cache import KVLayer
@@ -26,6 +25,7 @@ from minillm.ops import PlainOps
 from minillm.profiler import NO_PARTS
 from minillm.sampling_params import SamplingParams
 from minillm.sparse_options import parse
+from minillm.step_graphs import StepGraphs
 from tests.kernels.compile_checks import ROOT
 from tests.kernels.test_small_kernels import angles_for, turned
 from tests.unit.attention_cases import check, random_sequence
@@ -202,9 +202,9 @@ def test_generation_over_an_eight_bit_cache(tiny, fused, session_seed, kv_dtype,
 
 
 @pytest.mark.parametrize("kv_dtype", EIGHT_BIT)
-def test_padding_of_decode_graphs_writes_neither_codes_nor_scales(tiny, fused, session_seed, kv_dtype):
+def test_padding_of_step_graphs_writes_neither_codes_nor_scales(tiny, fused, session_seed, kv_dtype):
     engine = make_engine(fused, "triton", num_blocks=40, max_num_seqs=33, kv_dtype=kv_dtype)
-    engine.decode_graphs = DecodeGraphs(engine.model, engine.kv_cache, engine.attend, 33, MAX_LEN, lambda run: run)
+    engine.step_graphs = StepGraphs(engine.model, engine.kv_cache, engine.attend, 33, MAX_LEN, capture=lambda run: run)
     prompts = random_prompts(tiny, [5, 17, 3], session_seed)
     assert_tokens_follow(tiny, prompts, run(engine, prompts, SHORT), kv_dtype)
     untouched = torch.stack([scale.isnan().all(dim=(0, 2, 3)) for scale in engine.kv_cache.scales]).all(dim=0)

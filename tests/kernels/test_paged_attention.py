@@ -331,7 +331,8 @@ def test_a_split_is_for_few_requests_with_long_contexts():
     assert choose_num_splits(programs=2, longest_context=65_536, num_sms=108) == 64
     assert choose_num_splits(programs=2, longest_context=100, num_sms=108) == 1
     assert choose_num_splits(programs=256, longest_context=65_536, num_sms=108) == 1
-    assert choose_num_splits(programs=16, longest_context=2048, num_sms=132) == 8
+    assert choose_num_splits(programs=16, longest_context=2048, num_sms=132) == 8, "parts of 256 keys"
+    assert choose_num_splits(programs=64, longest_context=65_536, num_sms=132) == 8, "two programs per multiprocessor"
 
 
 # -- memory
