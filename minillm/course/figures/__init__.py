@@ -13,6 +13,7 @@ from minillm.course.figures.logit_lens import logit_lens
 from minillm.course.figures.masks import masks
 from minillm.course.figures.matrices import Matrix, matrices
 from minillm.course.figures.merges import Merge, merges
+from minillm.course.figures.pages import Pages, pages
 from minillm.course.figures.precision import Precision, precision
 from minillm.course.figures.recompute import recompute
 from minillm.course.figures.roofline import Roof, Work, roofline
@@ -29,6 +30,7 @@ from minillm.course.style import show
 __all__ = [
     "Matrix",
     "Merge",
+    "Pages",
     "Precision",
     "Reading",
     "Roof",
@@ -45,6 +47,7 @@ __all__ = [
     "masks",
     "matrices",
     "merges",
+    "pages",
     "precision",
     "recompute",
     "roofline",
