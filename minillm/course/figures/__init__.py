@@ -13,6 +13,7 @@ from minillm.course.figures.logit_lens import logit_lens
 from minillm.course.figures.masks import masks
 from minillm.course.figures.matrices import Matrix, matrices
 from minillm.course.figures.merges import Merge, merges
+from minillm.course.figures.online_softmax import online_softmax
 from minillm.course.figures.pages import Pages, pages
 from minillm.course.figures.precision import Precision, precision
 from minillm.course.figures.recompute import recompute
@@ -22,12 +23,15 @@ from minillm.course.figures.score_matrix import score_matrix
 from minillm.course.figures.silence import silence
 from minillm.course.figures.staircase import staircase
 from minillm.course.figures.street import street
+from minillm.course.figures.tile_size import Cost, tile_size
+from minillm.course.figures.tile_walk import tile_walk
 from minillm.course.figures.token_cost import token_cost
 from minillm.course.figures.token_tiles import token_tiles
 from minillm.course.figures.ttft_bar import ttft_bar
 from minillm.course.style import show
 
 __all__ = [
+    "Cost",
     "Matrix",
     "Merge",
     "Pages",
@@ -47,6 +51,7 @@ __all__ = [
     "masks",
     "matrices",
     "merges",
+    "online_softmax",
     "pages",
     "precision",
     "recompute",
@@ -57,6 +62,8 @@ __all__ = [
     "silence",
     "staircase",
     "street",
+    "tile_size",
+    "tile_walk",
     "token_cost",
     "token_tiles",
     "ttft_bar",
