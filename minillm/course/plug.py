@@ -5,6 +5,7 @@ one step. Here each becomes what the engine takes as a constructor argument, so 
 
     Engine(..., attend=plug.attention(my_attention), make_batch=plug.slot_mapping(my_slots))
     BlockPool(..., hash_fn=plug.hash_block(my_hash))
+    plug.prefix_table(MyTable)(num_blocks, block_size)          # a BlockPool
     plug.schedule(my_schedule)(config, block_pool, max_model_len)      # a Scheduler
 
 Each part counts its `calls`, so a check can tell that it ran, and refuses by name a result that does not fit.
@@ -21,10 +22,11 @@ import torch
 from minillm.attention.mask import visible
 from minillm.attention.per_request import PerRequest
 from minillm.batch import Batch
+from minillm.course.plug_prefix import PrefixPool
 from minillm.course.plug_schedule import Candidate, PluggedScheduler
 from minillm.errors import GradeError
 
-__all__ = ["Candidate", "Part", "attention", "hash_block", "merge", "schedule", "slot_mapping"]
+__all__ = ["Candidate", "Part", "attention", "hash_block", "merge", "prefix_table", "schedule", "slot_mapping"]
 
 
 class Part:
@@ -147,6 +149,31 @@ class _HashBlock(Part):
 def hash_block(fn: Callable) -> _HashBlock:
     """A `hash_fn` of the block pool: fn (parent's hash, tokens of one full block) -> int; the first parent is 0."""
     return _HashBlock(fn)
+
+
+class _PrefixTable(Part):
+    """Its calls are lookups; `blocks_found` counts the blocks that they gave."""
+
+    def __init__(self, make_table: Callable):
+        super().__init__(make_table)
+        self.blocks_found = 0
+
+    def __call__(self, num_blocks: int, block_size: int, hash_fn: Callable | None = None) -> PrefixPool:
+        return PrefixPool(self.fn, num_blocks, block_size, hash_fn, self._count)
+
+    def _count(self, blocks: list[int]) -> None:
+        self.calls += 1
+        self.blocks_found += len(blocks)
+
+
+def prefix_table(make_table: Callable) -> _PrefixTable:
+    """What builds a BlockPool that finds beginnings with an object of the learner's.
+
+    make_table  (block_size, hash_fn) -> the object: find(ids) -> blocks of the longest listed beginning, the last token
+                left out; add(ids, blocks) whose K and V are computed, whole blocks of the text from its first token
+                on; forget(block), which may never have been added
+    """
+    return _PrefixTable(make_table)
 
 
 class _Schedule(Part):

@@ -45,6 +45,29 @@ def dense(q, k, v):
     return masked(q, k, v, causal(q.shape[0], k.shape[0]))
 
 
+class PrefixTable:
+    """Beginnings as text, without a hash of its own; the one that it is given is called and not needed."""
+
+    def __init__(self, size, hash_block):
+        self.size, self.hash_block, self.blocks = size, hash_block, {}
+
+    def find(self, ids):
+        found, parent = [], 0
+        for end in range(self.size, len(ids), self.size):
+            parent = self.hash_block(parent, tuple(ids[end - self.size : end]))
+            if tuple(ids[:end]) not in self.blocks:
+                break
+            found.append(self.blocks[tuple(ids[:end])])
+        return found
+
+    def add(self, ids, blocks):
+        for end, block in zip(range(self.size, len(ids) + 1, self.size), blocks, strict=True):
+            self.blocks.setdefault(tuple(ids[:end]), block)
+
+    def forget(self, block):
+        self.blocks = {text: other for text, other in self.blocks.items() if other != block}
+
+
 OWN = {
     "causal_mask": causal,
     "grouped_attention": masked,
@@ -53,6 +76,7 @@ OWN = {
     "block": block,
     "slot_mapping": slots,
     "hash_block": lambda parent, tokens: hash((parent, tokens)),
+    "prefix_table": PrefixTable,
     "flash_attention": dense,
     "merge": join,
     "schedule": first_come,

@@ -108,7 +108,7 @@ def boot(
     if stages[-1].kv == "none":
         return SoFar(stages[-1], parts, NoCache(model, attend), notes)
 
-    for name in ("slot_mapping", "hash_block", "schedule"):
+    for name in ("slot_mapping", "hash_block", "prefix_table", "schedule"):
         if found.get(name):
             parts[name] = getattr(plug, name)(found[name])
     return SoFar(stages[-1], parts, Served(_engine(llm, model, stages[-1], attend, parts, max_model_len)), notes)
@@ -152,6 +152,8 @@ def _attention(kind: str, found: Mapping[str, Callable | None], device, dtype) -
 def _engine(llm, model, stage: Stage, attend, parts: Mapping[str, plug.Part | None], max_model_len: int) -> Engine:
     contiguous = stage.kv == "contiguous"
     pool = stage.pool(SLOTS * max_model_len, max_model_len, BLOCK_SIZE, parts.get("hash_block"))
+    if own_table := parts.get("prefix_table"):
+        pool = own_table(pool.num_blocks, pool.block_size, parts["hash_block"])
     cache = ContiguousKV if contiguous else KVCache
     config = EngineConfig(
         block_size=pool.block_size,

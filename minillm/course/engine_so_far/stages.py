@@ -48,7 +48,7 @@ STAGES = (
     ),
     Stage("v2", "KV cache", "05", kv="contiguous", prefix_caching=False),
     Stage("v3", "pages", "06", parts=("slot_mapping",), prefix_caching=False),
-    Stage("v4", "prefix cache", "07", parts=("hash_block",)),
+    Stage("v4", "prefix cache", "07", parts=("hash_block", "prefix_table")),
     Stage("v5", "flash", "08", parts=("flash_attention",), attention="flash"),
     Stage("v6", "Triton", "10", attention="triton"),
     Stage("v7", "ragged batch", "11", parts=("merge",), attention="auto", together=True),
