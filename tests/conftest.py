@@ -2,6 +2,7 @@
 
 Each test starts with random, numpy and torch seeded from the session's seed and the test's own name, so a test
 draws the same numbers alone and in the whole suite. A failure prints the seed: MINILLM_TEST_SEED=... repeats it.
+`.ci/run` takes the seed from the commit's tree, so that a check that failed fails again.
 """
 
 import os
