@@ -26,9 +26,9 @@ import torch.nn.functional as F
 from minillm.attention.choose import choose_attention
 from minillm.batch import Batch
 from minillm.checkpoint import load
-from minillm.config import DTYPES
 from minillm.kv_cache import KVCache, kv_bytes_per_block
 from minillm.model import Transformer
+from minillm.option_words import DTYPES
 from minillm.perplexity import JARGON_FILE
 
 BLOCK_SIZE = 16

@@ -25,11 +25,11 @@ import torch
 from minillm.attention.choose import choose_attention
 from minillm.batch import Batch
 from minillm.checkpoint import load
-from minillm.config import DTYPES, QUANTIZATIONS
 from minillm.costs import step_flops
 from minillm.kv_cache import KVCache
 from minillm.linear import INT4_MAX_ROWS
 from minillm.model import Transformer
+from minillm.option_words import DTYPES, QUANTIZATIONS
 from minillm.profiler import PART_NAMES, Parts
 
 BLOCK_SIZE = 16

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from minillm import LLM, SamplingParams
-from minillm.config import SCHEDULING_POLICIES
+from minillm.option_words import SCHEDULING_POLICIES
 from minillm.simulator import (
     Arrival,
     FittedStepTime,

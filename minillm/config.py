@@ -9,105 +9,114 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-import torch
-
 from minillm.errors import ConfigError
-from minillm.option_checks import between, choice, known, positive, truth
+from minillm.option_checks import between, choice, known, option, positive, truth
+from minillm.option_words import ATTENTION_BODIES, CHOICES, POLICIES_WITH
 from minillm.sparse_options import is_sparse, parse
-
-DTYPES = {
-    "float32": torch.float32,
-    "float": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "half": torch.float16,
-}
-KV_CACHE_DTYPES = {
-    "auto": None,
-    "int8": torch.int8,
-    "fp8": torch.float8_e4m3fn,
-    "fp8_e4m3": torch.float8_e4m3fn,
-}
-ATTENTION_BODIES = ("auto", "naive", "flash", "sdpa", "cpu", "triton")
-SCHEDULING_POLICIES = (
-    "static",
-    "iteration",
-    "prefill_first",
-    "chunked",
-    "similar_length",
-    "interleaved",
-    "speculative_prefill",
-)
-CHUNKING = ("prefill_first", "chunked", "interleaved", "speculative_prefill")
-POLICIES_WITH = {
-    "long_prefill_token_threshold": CHUNKING,
-    "prefill_chunk_size": CHUNKING,
-    "align_prefill_tokens": CHUNKING,
-    "pad_batches": ("static", "iteration", "similar_length"),
-    "max_group_wait_steps": ("similar_length",),
-    "max_long_partial_prefills": ("interleaved",),
-    "max_overtaken_steps": ("interleaved",),
-    "speculative_predictor": ("speculative_prefill",),
-    "speculative_chunk_size": ("speculative_prefill",),
-    "speculative_memory_share": ("speculative_prefill",),
-}
-"""Options that have a meaning under some scheduling policies only, and those policies."""
-SPECULATIVE_PREDICTORS = ("frequent", "conversation")
-EMBEDDING_DEVICES = ("auto", "cpu")
-QUANTIZATIONS = ("auto", "none", "int8", "int4", "fp8")
-CHOICES = {
-    "dtype": ("auto", *DTYPES),
-    "quantization": QUANTIZATIONS,
-    "kv_cache_dtype": tuple(KV_CACHE_DTYPES),
-    "embedding_device": EMBEDDING_DEVICES,
-    "scheduling_policy": SCHEDULING_POLICIES,
-    "speculative_predictor": (None, *SPECULATIVE_PREDICTORS),
-}
-"""Options that are one of a few words, and those words."""
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Options of one engine. `None` means "choose for me"; `minillm doctor` prints what was chosen and why.
+    """Options of one engine. `None` and "auto" mean "choose for me"; `minillm doctor` prints what was chosen and why.
+
+    Each field says what it is for, in which unit; the command line shows the same words.
 
     Raises ConfigError naming the option, the value and the limit.
     """
 
-    model: str = "smollm2-135m-instruct"
-    dtype: str = "auto"  # auto: bfloat16 where the processor multiplies it natively, else float32 (float16 on a T4)
-    device: str = "auto"
-    quantization: str = "auto"  # of weights: none, int8, int4, fp8; auto: none, but a 4-bit file's codes for few rows
-    attention: str = "auto"  # a body, or a sparse method like sliding_window(1024, sinks=4), see sparse_options.py
-    embedding_device: str = "auto"  # cpu: keep the embedding table off the GPU; auto: beside the layers
-    enforce_eager: bool = False  # True: no CUDA graphs for decode steps
-    tensor_parallel_size: int = 1  # processes, each with a part of every layer; heads must divide by it
-    pipeline_parallel_size: int = 1  # processes, each with some of the layers; chunks of a step flow through them
-    pipeline_chunk_size: int | None = None  # most rows of such a chunk (128)
-    overlap_copies: bool = False  # GPU: a step's numbers are copied while the step before is computed
-    early_exit_layer: int | None = None  # prompt tokens but the last leave after so many layers; inexact
-    max_num_batched_tokens: int = 2048  # token budget of one step
-    max_num_seqs: int = 64  # sequences that may run at once
-    max_model_len: int | None = None  # prompt + generated; default: what the model was trained for
-    block_size: int = 16  # tokens per KV block
-    num_kv_blocks: int | None = None  # overrides the two memory options below
-    kv_cache_dtype: str = "auto"  # auto: the model's; int8 or fp8: eight bits and a scale per row, for more tokens
-    kv_cache_memory_bytes: int | None = None  # default on a CPU: 25% of free memory, at most 1 GiB
-    gpu_memory_utilization: float = 0.9  # share of a GPU's memory for weights, activations and KV cache together
-    enable_prefix_caching: bool = True
-    enable_chunked_prefill: bool = True  # False: a prompt is computed in one step or not yet
-    long_prefill_token_threshold: int | None = None  # most tokens of one prompt per step
-    prefill_chunk_size: int | None = None  # the same option under the article's name
-    align_prefill_tokens: int | None = None  # shorten chunks until a step's tokens are a multiple: 128 for Tensor Cores
-    scheduling_policy: str = "chunked"
-    pad_batches: bool = False  # static, iteration, similar_length: fill every prompt of a step up to the longest
-    max_group_wait_steps: int | None = None  # similar_length: a prompt passed over this often goes next (16)
-    max_long_partial_prefills: int | None = None  # interleaved: long prompts in progress at once (1)
-    max_overtaken_steps: int | None = None  # interleaved: steps in which short prompts may overtake a long one (64)
-    speculative_predictor: str | None = None  # speculative_prefill: frequent (default) or conversation
-    speculative_chunk_size: int | None = None  # speculative_prefill: most tokens of one idle step (64)
-    speculative_memory_share: float | None = None  # speculative_prefill: share of the cache for unused guesses (0.25)
-    max_queued_requests: int | None = None  # more waiting requests are refused with QueueFullError
-    seed: int = 0
+    model: str = option(
+        "smollm2-135m-instruct", "name, folder, .gguf file or hub id of a model, or random:tiny and the like"
+    )
+    dtype: str = option(
+        "auto", "what is computed in; auto: bfloat16 where it is multiplied natively, else float32 (float16 on a T4)"
+    )
+    device: str = option("auto", "cpu, cuda, or one GPU as cuda:0; auto: a GPU where PyTorch sees one")
+    quantization: str = option(
+        "auto", "what weights are held in; auto: not rounded, but a 4-bit file's codes are used for few rows"
+    )
+    attention: str = option(
+        "auto",
+        "what computes attention; a sparse method leaves keys out, so that answers change",
+    )
+    embedding_device: str = option(
+        "auto",
+        "cpu: keep the embedding table out of the GPU's memory, for a model that hardly fits; auto: do not",
+    )
+    enforce_eager: bool = option(False, "GPU: record no CUDA graphs; slower steps, but the first ones come sooner")
+    tensor_parallel_size: int = option(
+        1, "processes, each with a part of every layer, for a model that one GPU cannot hold; heads must divide by it"
+    )
+    pipeline_parallel_size: int = option(
+        1, "processes, each with some of the layers, through which a step flows in chunks"
+    )
+    pipeline_chunk_size: int | None = option(
+        None, "most tokens of such a chunk: small ones keep every stage busy, large ones multiply faster; default 128"
+    )
+    overlap_copies: bool = option(False, "GPU: copy a step's numbers while the step before is computed")
+    early_exit_layer: int | None = option(
+        None, "layers that prompt tokens but the last go through: a faster and another model; default: all of them"
+    )
+    max_num_batched_tokens: int = option(
+        2048, "most tokens of one step: more compute prompts faster, fewer let answers wait less between their tokens"
+    )
+    max_num_seqs: int = option(64, "most sequences that run at once; the others wait")
+    max_model_len: int | None = option(
+        None, "most tokens of a sequence, prompt and answer together; default: what the model was trained for"
+    )
+    block_size: int = option(
+        16, "tokens per KV block: smaller ones waste less memory and share more, larger ones are fewer to look up"
+    )
+    num_kv_blocks: int | None = option(
+        None, "KV blocks to hold, whatever the memory options say; default: as many as those allow"
+    )
+    kv_cache_dtype: str = option(
+        "auto", "what K and V are kept in; auto: that of the model; eight bits and scales hold nearly twice the tokens"
+    )
+    kv_cache_memory_bytes: int | None = option(
+        None,
+        "bytes for K and V; default: 25% of a CPU's free memory, at most 1 GiB, or what a GPU's share leaves",
+    )
+    gpu_memory_utilization: float = option(
+        0.9, "share of a GPU's memory, more than 0 and up to 1, for weights, activations and KV cache together"
+    )
+    enable_prefix_caching: bool = option(True, "find K and V of beginnings that were computed before")
+    enable_chunked_prefill: bool = option(
+        True, "cut prompts that do not fit into a step; if not, a prompt is computed in one step or not yet"
+    )
+    long_prefill_token_threshold: int | None = option(
+        None,
+        "most tokens of one prompt per step, so that others find room; default: a whole step, a quarter if interleaved",
+    )
+    prefill_chunk_size: int | None = option(None, "another name for long_prefill_token_threshold")
+    align_prefill_tokens: int | None = option(
+        None,
+        "shorten chunks until a step's tokens are a multiple of so many: 128 for Tensor Cores; default: no",
+    )
+    scheduling_policy: str = option("chunked", "who computes how many tokens in the next step")
+    pad_batches: bool = option(
+        False, "fill every prompt of a step up to the longest, as an engine of rectangles would: to see what it costs"
+    )
+    max_group_wait_steps: int | None = option(
+        None, "steps in which a prompt may be passed over, then it goes next; default 16"
+    )
+    max_long_partial_prefills: int | None = option(None, "long prompts in progress at once; default 1")
+    max_overtaken_steps: int | None = option(
+        None, "steps in which short prompts may overtake a long one, then it goes on alone; default 64"
+    )
+    speculative_predictor: str | None = option(
+        None, "guess frequent beginnings of prompts, or the next turn of a conversation; default frequent"
+    )
+    speculative_chunk_size: int | None = option(
+        None,
+        "most tokens of a guess per idle step: a request that comes then waits for so many; default 64, or a block",
+    )
+    speculative_memory_share: float | None = option(
+        None, "share of the KV cache, more than 0 and up to 1, for guesses not yet used; default 0.25"
+    )
+    max_queued_requests: int | None = option(
+        None, "most requests that wait; one more is refused (QueueFullError, over HTTP status 429); default: no limit"
+    )
+    seed: int = option(0, "seed of random weights, and of all requests that bring none")
 
     def __post_init__(self):
         for name, words in CHOICES.items():

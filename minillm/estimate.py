@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from minillm import costs, memory, roofline
-from minillm.config import KV_CACHE_DTYPES, QUANTIZATIONS
 from minillm.devices import DEVICES, PCIE_BANDWIDTH, Device, find_device
 from minillm.eight_bit import bytes_per_value
 from minillm.errors import ConfigError
 from minillm.model_config import ModelConfig
+from minillm.option_words import KV_CACHE_DTYPES, QUANTIZATIONS
 from minillm.quantize import HEAD, bytes_per_weight
 
 HERE = "here"  # the device name that stands for this machine

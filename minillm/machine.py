@@ -14,8 +14,8 @@ from collections.abc import Callable
 import psutil
 import torch
 
-from minillm.config import DTYPES
 from minillm.devices import Device, by_gpu_name
+from minillm.option_words import DTYPES
 
 SIDE = {"cpu": 1024, "cuda": 8192}  # rows and columns of the matrices
 COPIED = {"cpu": 1 << 27, "cuda": 1 << 30}  # bytes; far more than any cache holds

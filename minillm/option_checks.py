@@ -1,4 +1,4 @@
-"""What every option is asked when it is set: is it a known word, an integer from some limit on, within a range.
+"""How an option is declared, and what it is asked when it is set: is it a known word, an integer, within a range.
 
 `EngineConfig`, `ModelConfig` and `SamplingParams` ask it of their fields. A wrong value raises ConfigError, which names
 the option, the value and the limit.
@@ -7,9 +7,15 @@ the option, the value and the limit.
 from __future__ import annotations
 
 import difflib
-from dataclasses import fields
+from dataclasses import field, fields
+from typing import Any
 
 from minillm.errors import ConfigError
+
+
+def option(default, help: str) -> Any:
+    """A field of a dataclass with the sentence that `--help` shows for it; `cli/options.py` adds words and default."""
+    return field(default=default, metadata={"help": help})
 
 
 def known(cls, options: dict) -> dict:

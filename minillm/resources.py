@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import torch
 
-from minillm.config import DTYPES, KV_CACHE_DTYPES, EngineConfig
+from minillm.config import EngineConfig
 from minillm.errors import ConfigError
 from minillm.kv_cache import kv_bytes_per_block
 from minillm.model_config import ModelConfig
+from minillm.option_words import DTYPES, KV_CACHE_DTYPES
 
 CPU_CACHE_SHARE = 0.25  # of the free memory
 CPU_CACHE_LIMIT = 1 << 30  # bytes

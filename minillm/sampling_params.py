@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from minillm.errors import ConfigError
-from minillm.option_checks import between, integer, known, positive, several, truth
+from minillm.option_checks import between, integer, known, option, positive, several, truth
 
 
 @dataclass(frozen=True)
@@ -19,24 +19,26 @@ class SamplingParams:
     temperature 0 is greedy. Raises ConfigError naming the field and its range.
     """
 
-    n: int = 1  # completions of this prompt
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0  # 0 or -1: all tokens
-    min_p: float = 0.0
-    seed: int | None = None  # same seed, same prompt: same tokens, whatever else runs in the batch
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    max_tokens: int = 128
-    min_tokens: int = 0
-    logprobs: int | None = None  # also return the log-probabilities of this many most likely tokens
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
-    priority: int = 0  # smaller is served first; equal ones in order of arrival
+    n: int = option(1, "completions of each prompt; its K and V are computed once")
+    temperature: float = option(1.0, "above 1 evens the odds of tokens out, below sharpens them; 0 takes the likeliest")
+    top_p: float = option(1.0, "draw from the likeliest tokens that together have this probability")
+    top_k: int = option(0, "draw from so many of the likeliest tokens; 0 or -1: from all")
+    min_p: float = option(0.0, "leave out tokens below this share of the likeliest one's probability")
+    seed: int | None = option(
+        None, "same seed and prompt: same tokens, whatever else runs; default: one for each request, from the engine's"
+    )
+    stop: tuple[str, ...] = option((), "texts that end the answer where they first appear")
+    stop_token_ids: tuple[int, ...] = option((), "tokens that end the answer, besides the model's own")
+    ignore_eos: bool = option(False, "go on behind the model's end-of-text token, to max_tokens")
+    max_tokens: int = option(128, "most tokens that are generated")
+    min_tokens: int = option(0, "tokens before which no stop token and no end-of-text token is drawn")
+    logprobs: int | None = option(None, "also return the log-probabilities of so many likeliest tokens; default: none")
+    presence_penalty: float = option(0.0, "-2 to 2, taken from the logit of a token that was generated before")
+    frequency_penalty: float = option(0.0, "-2 to 2, taken from a token's logit each time that it was generated")
+    repetition_penalty: float = option(1.0, "above 1 makes tokens of prompt and answer less likely, below 1 more")
+    include_stop_str_in_output: bool = option(False, "keep the text or token that ended the answer")
+    skip_special_tokens: bool = option(True, "leave special tokens out of the text")
+    priority: int = option(0, "smaller is served first; equal ones in order of arrival")
 
     def __post_init__(self):
         if isinstance(self.stop, str):

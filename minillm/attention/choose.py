@@ -11,15 +11,15 @@ from minillm.attention.cpu import CPUAttention
 from minillm.attention.per_request import PerRequest
 from minillm.attention.sparse import make_sparse
 from minillm.attention.triton import TritonAttention, compute_capability, why_not
-from minillm.config import ATTENTION_BODIES
 from minillm.errors import ConfigError
+from minillm.option_words import ATTENTION_BODIES
 from minillm.sparse_options import is_sparse, parse
 
 
 def choose_attention(
     device: torch.device | str, dtype: torch.dtype, name: str = "auto", kv_dtype: torch.dtype | None = None
 ) -> tuple[Callable, str]:
-    """(attend, reason) for a device and a dtype. `name` is one of config.ATTENTION_BODIES, or a sparse method.
+    """(attend, reason) for a device and a dtype. `name` is one of ATTENTION_BODIES, or a sparse method.
 
     kv_dtype  what the pages hold, if not `dtype`: every body reads all of them, but some have to be made ready for it
     Raises ConfigError for a device without a body, and for a name that is unknown or does not run there.

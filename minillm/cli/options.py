@@ -46,25 +46,33 @@ def add_engine_options(parser: argparse.ArgumentParser, names: tuple[str, ...] |
         group.add_argument(flag, type=scalar, default=None, dest=dest, metavar=scalar.__name__.upper(), help=help)
 
 
-def help_of(field: Field) -> str:
-    """The words that an option takes, the policies that it belongs to, and its default, as far as it has them."""
-    from minillm.config import ATTENTION_BODIES, CHOICES, POLICIES_WITH
+def help_of(field: Field, default=None) -> str:
+    """What an option is for, the words that it takes, the policies that it belongs to, and its default, or another."""
+    from minillm.option_words import ATTENTION_BODIES, CHOICES, POLICIES_WITH
     from minillm.sparse_options import METHODS
 
-    words = ", ".join(filter(None, CHOICES.get(field.name, ())))
+    words = f"one of {', '.join(filter(None, CHOICES[field.name]))}" if field.name in CHOICES else ""
     if field.name == "attention":
-        words = f"{', '.join(ATTENTION_BODIES)}, or a sparse method like sliding_window(1024): {', '.join(METHODS)}"
+        words = (
+            f"one of {', '.join(ATTENTION_BODIES)}, or a sparse method like sliding_window(1024): {', '.join(METHODS)}"
+        )
     policies = "only with scheduling policy " + " or ".join(POLICIES_WITH.get(field.name, ()))
-    default = "" if field.default is None else f"default {field.default}"
-    return "; ".join(filter(None, [words, policies if field.name in POLICIES_WITH else "", default]))
+    default = field.default if default is None else default
+    said = "" if default in (None, ()) else f"default {default}"  # else the sentence itself says what comes then
+    parts = [field.metadata["help"], words, policies if field.name in POLICIES_WITH else "", said]
+    return "; ".join(filter(None, parts)).replace("%", "%%")
 
 
-def add_sampling(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("sampling")
-    for name, kind in SAMPLING_FLAGS.items():
-        group.add_argument("--" + name.replace("_", "-"), type=kind)
-    group.add_argument("--stop", action="append", help="end at this text; may be given several times")
-    group.add_argument("--ignore-eos", action="store_true", default=None)
+def add_sampling(parser: argparse.ArgumentParser, **more: type) -> None:
+    """Flags for SAMPLING_FLAGS and `more` fields of SamplingParams; what is not given stays as the model has it."""
+    from minillm.sampling_params import SamplingParams
+
+    group = parser.add_argument_group("sampling", "what the model's own files say goes before these defaults")
+    helps = {field.name: help_of(field, {"temperature": 0}.get(field.name)) for field in fields(SamplingParams)}
+    for name, kind in (SAMPLING_FLAGS | more).items():
+        group.add_argument("--" + name.replace("_", "-"), type=kind, metavar=kind.__name__.upper(), help=helps[name])
+    group.add_argument("--stop", action="append", metavar="TEXT", help=f"{helps['stop']}; may be given several times")
+    group.add_argument("--ignore-eos", action="store_true", default=None, help=helps["ignore_eos"])
 
 
 def engine_options(args) -> dict:

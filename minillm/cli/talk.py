@@ -25,8 +25,7 @@ def add_commands(commands) -> None:
     generate.add_argument("--stream-prompt", metavar="FILE", help=stream)
     generate.add_argument("--chat", action="store_true", help="send each prompt as a user's message: for questions")
     generate.add_argument("--json", action="store_true", help="print one JSON list")
-    add_sampling(generate)
-    generate.add_argument("--n", type=int, help="completions per prompt")
+    add_sampling(generate, n=int)
 
     chat = engine_command(commands, "chat", run_chat, "talk to the model, streaming; an empty line or Ctrl-D ends it")
     chat.add_argument("--system", help="system message")

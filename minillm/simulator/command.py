@@ -10,11 +10,12 @@ import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from minillm.config import POLICIES_WITH, SCHEDULING_POLICIES, EngineConfig
+from minillm.config import EngineConfig
 from minillm.devices import find_device
 from minillm.errors import ConfigError
 from minillm.estimate import HERE, shape_of
 from minillm.model_config import ModelConfig
+from minillm.option_words import POLICIES_WITH, SCHEDULING_POLICIES
 from minillm.scheduler import POLICIES
 from minillm.simulator.records import SLO, summarize
 from minillm.simulator.replay import Simulation, simulate

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minillm.config import CHUNKING, EngineConfig
+from minillm.config import EngineConfig
 from minillm.devices import find_device
 from minillm.errors import ConfigError
 from minillm.estimate import shape_of
+from minillm.option_words import CHUNKING
 from minillm.request import Request
 from minillm.sampling_params import SamplingParams
 from minillm.scheduler import Step

@@ -10,9 +10,9 @@ from minillm.attention import CPUAttention, PerRequest, choose_attention, cpu_pr
 from minillm.attention.mask import visible_keys
 from minillm.attention.merge import merge
 from minillm.batch import Batch
-from minillm.config import ATTENTION_BODIES
 from minillm.errors import ConfigError, ShapeError
 from minillm.kv_cache import KVLayer
+from minillm.option_words import ATTENTION_BODIES
 from tests.unit.attention_cases import (
     NAN,
     Ragged,

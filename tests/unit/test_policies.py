@@ -5,8 +5,9 @@ import random
 import pytest
 
 from minillm.block_pool import BlockPool
-from minillm.config import POLICIES_WITH, SCHEDULING_POLICIES, EngineConfig
+from minillm.config import EngineConfig
 from minillm.errors import ConfigError, QueueFullError
+from minillm.option_words import POLICIES_WITH, SCHEDULING_POLICIES
 from minillm.request import Status
 from minillm.scheduler import make_scheduler
 from minillm.scheduler.rectangle import padding

@@ -9,9 +9,9 @@ import torch
 from minillm import LLM, SamplingParams
 from minillm.batch import Batch
 from minillm.cli import main
-from minillm.config import SCHEDULING_POLICIES
 from minillm.errors import ConfigError, StepError
 from minillm.kv_cache import KVLayer, copy_rows_and_padding
+from minillm.option_words import SCHEDULING_POLICIES
 from minillm.scheduler import SpeculativePrefillScheduler
 from tests.unit.engines import GREEDY, MAX_LEN, make_engine, random_prompts, run
 

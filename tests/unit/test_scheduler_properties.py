@@ -12,8 +12,8 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from minillm import block_pool
-from minillm.config import SCHEDULING_POLICIES
 from minillm.errors import PromptError
+from minillm.option_words import SCHEDULING_POLICIES
 from tests.unit.fake_engine import IN_ORDER, FakeEngine, solo
 
 HEADS = ([1, 2, 3, 2, 1, 3, 3, 2, 1, 1, 2, 2], [1, 2, 3, 2, 3, 3, 1, 1, 2, 1, 2, 1], [0] * 12)  # two begin alike

@@ -9,11 +9,12 @@ from itertools import pairwise
 
 import pytest
 
-from minillm.config import SCHEDULING_POLICIES, EngineConfig
+from minillm.config import EngineConfig
 from minillm.devices import DEVICES, find_device
 from minillm.errors import ConfigError
 from minillm.estimate import shape_of
 from minillm.model_config import ModelConfig
+from minillm.option_words import SCHEDULING_POLICIES
 from minillm.request import Request
 from minillm.roofline import step_seconds
 from minillm.sampling_params import SamplingParams

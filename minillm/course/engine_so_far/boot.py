@@ -14,12 +14,13 @@ import torch
 from minillm.attention import naive
 from minillm.attention.choose import choose_attention
 from minillm.batch import Batch
-from minillm.config import ATTENTION_BODIES, EngineConfig
+from minillm.config import EngineConfig
 from minillm.course import mine, plug
 from minillm.course.engine_so_far.stages import Stage, stages_until
 from minillm.course.engine_so_far.textbook import REFERENCE, TextbookModel, not_in_the_textbook
 from minillm.engine import Engine
 from minillm.kv_cache import ContiguousKV, KVCache
+from minillm.option_words import ATTENTION_BODIES
 from minillm.sampler import Sampler
 from minillm.sampling_params import SamplingParams
 from minillm.scheduler import ChunkedScheduler
