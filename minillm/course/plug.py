@@ -26,7 +26,17 @@ from minillm.course.plug_prefix import PrefixPool
 from minillm.course.plug_schedule import Candidate, PluggedScheduler
 from minillm.errors import GradeError
 
-__all__ = ["Candidate", "Part", "attention", "hash_block", "merge", "prefix_table", "schedule", "slot_mapping"]
+__all__ = [
+    "Candidate",
+    "Part",
+    "attention",
+    "hash_block",
+    "merge",
+    "prefix_table",
+    "schedule",
+    "slot_mapping",
+    "slots_of_runs",
+]
 
 
 class Part:
@@ -136,6 +146,19 @@ def slot_mapping(fn: Callable) -> _SlotMapping:
     fn  (block_table [blocks] int64, positions [n] int64, block_size) -> slots [n]: block x block_size + row
     """
     return _SlotMapping(fn)
+
+
+def slots_of_runs(fn: Callable) -> Callable:
+    """What `slot_mapping` takes, out of a function that tells where a chunk lies.
+
+    fn  (block table as a list, first position, number of tokens, block_size) -> [(first slot, rows), ...], in order
+    """
+
+    def slots(block_table: torch.Tensor, positions: torch.Tensor, block_size: int) -> torch.Tensor:
+        runs = fn(block_table.tolist(), int(positions[0]), len(positions), block_size)
+        return torch.cat([torch.arange(slot, slot + rows) for slot, rows in runs])
+
+    return slots
 
 
 class _HashBlock(Part):

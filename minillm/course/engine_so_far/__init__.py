@@ -5,7 +5,8 @@
     print(so_far.describe())            # which parts are yours
 
 `stages.py` says what a stage is, `boot.py` assembles it, `textbook.py` is the model written with three functions;
-`conversation.py` answers several messages over one cache, with three more.
+`conversation.py` answers several messages over one cache, with three more, and `branches.py` several questions about
+one text, over pages that they share.
 """
 
 from minillm.course.engine_so_far.boot import SoFar, boot

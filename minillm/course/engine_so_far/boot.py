@@ -98,6 +98,9 @@ def boot(
     found = {name: mine.load(name) for name in names} if own is None else {name: own.get(name) for name in names}
     if unknown := sorted(set(also or {}) - set(names)):
         raise ValueError(f"{stage} has no part {', '.join(unknown)}; its parts are {', '.join(names)}")
+    runs = mine.load("slot_runs") if own is None else own.get("slot_runs")
+    if runs and "slot_mapping" in found and not found["slot_mapping"]:
+        found["slot_mapping"] = plug.slots_of_runs(runs)
     found |= also or {}
     notes: list[str] = []
     model, of_model = _model(llm.engine.model, found, notes)
