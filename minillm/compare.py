@@ -2,15 +2,18 @@
 
 A comparison names what stays equal, where a way wins, where it loses, and how its own numbers could mislead. Times
 are taken in turns within one run and compared round by round, so that a slow moment of the machine hits both sides.
-To add one: a module with `compare(llm, quick) -> Comparison`, and its name in COMPARISONS.
+To add one: a module with `compare(llm, quick) -> Comparison` and `check(config)`, and its name in COMPARISONS.
 """
 
 from __future__ import annotations
 
 import importlib
 import statistics
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
+
+from minillm.config import EngineConfig
+from minillm.errors import ConfigError
 
 COMPARISONS = {
     "attention": "minillm.compare_attention",
@@ -80,8 +83,22 @@ class Comparison:
 
 
 def compare(name: str, llm, quick: bool = False) -> Comparison:
-    """Run the comparison of this name on a loaded engine."""
+    """Run the comparison of this name on a loaded engine. Raises ConfigError as `check` does."""
+    check(name, llm.config)
     return importlib.import_module(COMPARISONS[name]).compare(llm, quick)
+
+
+def check(name: str, config: EngineConfig) -> None:
+    """Raises ConfigError for options of an engine on which this comparison cannot be made; no engine is needed yet."""
+    importlib.import_module(COMPARISONS[name]).check(config)
+
+
+def check_left_out(name: str, config: EngineConfig, options: Sequence[str], why: str) -> None:
+    """Raises ConfigError for one of these options that was given: the comparison would not do what it asks for."""
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if field.name in options and value != field.default:
+            raise ConfigError(f"--compare {name} {why}, so {field.name}={value!r} would be left unheard; drop it")
 
 
 def in_turns(runs: dict[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:

@@ -17,7 +17,7 @@ from math import ceil
 
 import torch
 
-from minillm.compare import Comparison, Ledger, in_turns, ratio
+from minillm.compare import Comparison, Ledger, check_left_out, in_turns, ratio
 from minillm.compare_attention import clocked, ttft_clock
 from minillm.config import EngineConfig
 from minillm.errors import ConfigError
@@ -28,6 +28,16 @@ from minillm.staircase import LENGTHS, PUBLISHED_MS, jumps, layer_products, unex
 TILE = 128  # rows; what the article asks for
 STEP_LENGTHS = (96, 127, 128, 129, 192, 193, 255, 256, 257, 288)
 QUICK_STEP_LENGTHS = (128, 256, 257)
+LONGEST_STEP = max(QUICK_STEP_LENGTHS)  # that every model must be able to take
+ONE_RANK = "alignment is compared on one rank, whose layers can be timed alone; open the model on one"
+CHOSEN = (
+    "scheduling_policy",
+    "max_num_batched_tokens",
+    "enable_chunked_prefill",
+    "align_prefill_tokens",
+    "long_prefill_token_threshold",
+    "prefill_chunk_size",
+)
 DECODING, PROMPTS = 8, 6  # requests
 PROMPT_LEN, CHUNK, NEW_TOKENS = 700, 256, 64  # tokens
 BUDGET = 1024
@@ -57,13 +67,11 @@ LEDGER = Ledger(
 
 @torch.inference_mode()
 def compare(llm, quick: bool = False) -> Comparison:
-    """The staircase and the two engines, for the engine's model and device.
-
-    Raises ConfigError for an engine of several ranks, whose layers cannot be timed alone.
-    """
+    """The staircase and the two engines, for the engine's model and device. Raises ConfigError as `check` does."""
     model = llm.engine.model
     if not hasattr(model, "layers"):
-        raise ConfigError("alignment is compared on one rank, whose layers can be timed alone; open the model on one")
+        raise ConfigError(ONE_RANK)
+    check_length(llm.max_model_len)
     repeats, step_repeats, engine_repeats = (5, 3, 2) if quick else (15, 7, 3)
     layer = in_turns({n: products_clock(model, n) for n in LENGTHS}, repeats)
     lengths = [n for n in (QUICK_STEP_LENGTHS if quick else STEP_LENGTHS) if n < llm.max_model_len]
@@ -87,6 +95,24 @@ def compare(llm, quick: bool = False) -> Comparison:
     medians = {n: statistics.median(seconds) for n, seconds in layer.items()}
     notes = [fit_note(unexplained(medians)), jump_note(layer), published_note(layer, step), engine_note(served)]
     return Comparison("alignment", setting, COLUMNS, rows, notes, LEDGER)
+
+
+def check(config: EngineConfig) -> None:
+    """Raises ConfigError for several ranks, whose layers cannot be timed alone, for a model of shorter sequences than
+    the staircase has, and for what the two engines choose themselves."""
+    if config.num_ranks > 1:
+        raise ConfigError(ONE_RANK)
+    if config.max_model_len is not None:
+        check_length(config.max_model_len)
+    check_left_out("alignment", config, CHOSEN, "serves its requests in chunks of its own choice")
+
+
+def check_length(max_model_len: int) -> None:
+    if max_model_len <= LONGEST_STEP:
+        raise ConfigError(
+            f"max_model_len={max_model_len} leaves no room for steps of {LONGEST_STEP} tokens, where the third tile "
+            f"begins; use a model with longer sequences or raise max_model_len"
+        )
 
 
 # ---- the staircase -------------------------------------------------------------------------------

@@ -19,10 +19,11 @@ from minillm.attention import choose_attention, naive
 from minillm.attention.sparse import choosing, seen_keys
 from minillm.batch import Batch
 from minillm.compare import Comparison, Ledger, in_turns, ratio
+from minillm.config import EngineConfig
 from minillm.errors import ConfigError
 from minillm.kv_cache import KVCache
 from minillm.sampling_params import SamplingParams
-from minillm.sparse_options import Sparse, parse
+from minillm.sparse_options import Sparse, is_sparse, parse
 
 METHODS = (
     "sliding_window(256, sinks=4)",
@@ -78,11 +79,8 @@ def measure(llm, methods: tuple[str, ...], limit: int, repeats: int, timed: int 
 
     Raises ConfigError when the engine itself was opened with a sparse method, or on several ranks.
     """
+    check(llm.config)
     model = llm.engine.model
-    if llm.config.num_ranks > 1:
-        raise ConfigError("attention is compared on one rank, which has all heads; open the model on one")
-    if "as asked: prefill" in llm.reasons["attention"]:
-        raise ConfigError(f"attention={llm.config.attention!r} is sparse; compare with a dense body, such as 'auto'")
     text = TEXT.read_text(encoding="utf-8").strip()
     whole = llm.tokenizer.encode(text)
     ids = whole[: min(limit, llm.max_model_len - 1)]
@@ -122,6 +120,14 @@ def measure(llm, methods: tuple[str, ...], limit: int, repeats: int, timed: int 
     }
     table = [{"name": name, **{heading: row[heading] for heading in COLUMNS}} for name, row in rows.items()]
     return Comparison("attention", setting, COLUMNS, table, [note(row) for row in table[1:]], LEDGER)
+
+
+def check(config: EngineConfig) -> None:
+    """Raises ConfigError for several ranks, and for an engine that is sparse itself."""
+    if config.num_ranks > 1:
+        raise ConfigError("attention is compared on one rank, which has all heads; open the model on one")
+    if is_sparse(config.attention):
+        raise ConfigError(f"attention={config.attention!r} is sparse; compare with a dense body, such as 'auto'")
 
 
 def note(row: dict) -> str:

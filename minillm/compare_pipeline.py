@@ -12,10 +12,12 @@ import torch
 
 from minillm.compare import Comparison, Ledger
 from minillm.compare_pipeline_rows import SLOWNESS, STAGES, Sizes, characters, exit_rows, stage_rows, text_rows
+from minillm.config import EngineConfig
 from minillm.errors import ConfigError
 from minillm.llm import LLM
-from minillm.model import Transformer
 from minillm.perplexity import JARGON_FILE
+from minillm.pipeline.growing import check_cuts
+from minillm.scheduler import POLICIES
 
 COLUMNS = {
     "TTFT ms": (".1f", "from the first piece of text, or from the ids, to the first token; median"),
@@ -61,11 +63,8 @@ def compare(llm: LLM, quick: bool = False) -> Comparison:
 @torch.inference_mode()
 def measure(llm: LLM, sizes: Sizes) -> Comparison:
     """`compare` with other sizes."""
+    check(llm.config)
     model = llm.engine.model
-    if not isinstance(model, Transformer):
-        raise ConfigError(
-            "the plain side is a whole model in one process; open it without early exit and with one rank"
-        )
     text = JARGON_FILE.read_text(encoding="utf-8")
     window = characters(llm, text, min(sizes.tokens, llm.max_model_len - 2))
     ids = llm.tokenizer.encode(text[:window])
@@ -85,6 +84,15 @@ def measure(llm: LLM, sizes: Sizes) -> Comparison:
     rows = [dict.fromkeys(COLUMNS) | row for group in groups for row in group]
     notes = [note for group in groups for note in notes_of(group)]
     return Comparison("pipeline", setting, COLUMNS, rows, notes, LEDGER)
+
+
+def check(config: EngineConfig) -> None:
+    """Raises ConfigError for an engine that is pipelined already, or that computes a prompt in one step."""
+    if config.num_ranks > 1 or config.early_exit_layer is not None:
+        raise ConfigError(
+            "the plain side is a whole model in one process; open it without early exit and with one rank"
+        )
+    check_cuts(POLICIES[config.scheduling_policy].cuts_prompts(config))
 
 
 def notes_of(group: list[dict]) -> list[str]:

@@ -15,7 +15,8 @@ from functools import partial
 
 import torch
 
-from minillm.compare import Comparison, Ledger, in_turns, ratio
+from minillm.compare import Comparison, Ledger, check_left_out, in_turns, ratio
+from minillm.config import EngineConfig
 from minillm.errors import ConfigError
 from minillm.llm import LLM
 from minillm.perplexity import JARGON_FILE, Perplexity, perplexity
@@ -98,6 +99,23 @@ class Quality:
 def compare(llm: LLM, quick: bool = False) -> Comparison:
     """The table for the engine's model on its device."""
     return measure(llm, QUICK if quick else Sizes())
+
+
+def check(config: EngineConfig) -> None:
+    """Raises ConfigError for several ranks, and for a precision: the table has one in each row."""
+    check_left_out("precision", config, tuple(PLAIN), "has a row for each precision")
+    if config.dtype not in ("auto", *HALVES.values()):
+        raise ConfigError(
+            f"--compare precision has a row for float32 anyway, so dtype={config.dtype!r} would be left unheard; drop "
+            f"it, or say which 16 bits stand beside it: {' or '.join(HALVES.values())}"
+        )
+    if config.num_ranks > 1:
+        raise ConfigError("precisions are compared in one process; leave the two parallel sizes at 1")
+    if config.early_exit_layer is not None:
+        raise ConfigError(
+            f"early_exit_layer={config.early_exit_layer} is another model, whose loss would stand beside that of "
+            f"fewer bits; drop it"
+        )
 
 
 def measure(llm: LLM, sizes: Sizes, names: Collection[str] | None = None) -> Comparison:

@@ -22,8 +22,10 @@ from minillm.embedding import PCIe
 from minillm.engine import Engine
 from minillm.kv_cache import KVCache
 from minillm.model import Transformer
-from minillm.pipeline.early_exit import EarlyExit
+from minillm.model_config import ModelConfig
+from minillm.pipeline.early_exit import EarlyExit, check_layer
 from minillm.pipeline.side_stream import CopiedAhead
+from minillm.quantize import int4_group
 from minillm.resources import (
     choose_device,
     choose_dtype,
@@ -33,7 +35,7 @@ from minillm.resources import (
     why_embedding,
 )
 from minillm.sampler import Sampler
-from minillm.scheduler import make_scheduler
+from minillm.scheduler import POLICIES, make_scheduler
 from minillm.sparse_options import check_model
 from minillm.step_graphs import choose_step_graphs
 
@@ -65,9 +67,9 @@ def open_engine(config: EngineConfig) -> OpenedEngine:
     kv_dtype, reasons["kv_cache_dtype"] = choose_kv_dtype(config, dtype, device)
     attend, reasons["attention"] = choose_attention(device, dtype, config.attention, kv_dtype)
 
-    checkpoint = load(config.model, seed=config.seed)
-    check_model(config.attention, checkpoint.config.sliding_window)
+    checkpoint = load(config.model, seed=config.seed)  # its weights are read when they are asked for
     max_model_len = choose_max_model_len(config, checkpoint.config)
+    check_shape(config, checkpoint.config, max_model_len)
     close_ranks = None
     if config.num_ranks > 1:
         from minillm.parallel.start import open_ranks
@@ -86,15 +88,29 @@ def open_engine(config: EngineConfig) -> OpenedEngine:
     return OpenedEngine(engine, checkpoint, reasons, close_ranks)
 
 
+def check_shape(config: EngineConfig, shape: ModelConfig, max_model_len: int) -> None:
+    """Raises ConfigError for options that a model of this shape rules out: before the first of its weights is read."""
+    check_model(config.attention, shape.sliding_window)
+    POLICIES[config.scheduling_policy].check_budget(config, max_model_len)
+    if config.early_exit_layer is not None:
+        check_layer(config.early_exit_layer, shape.num_hidden_layers)
+    if config.quantization == "int4":
+        inner = (shape.num_attention_heads * shape.head_dim, shape.intermediate_size)  # which ranks share
+        for row in (shape.hidden_size, *(size // config.tensor_parallel_size for size in inner)):
+            int4_group(row)
+
+
 def _open_model(
     config: EngineConfig, checkpoint: Checkpoint, dtype: torch.dtype, kv_dtype: torch.dtype, device: torch.device
 ) -> tuple[Transformer | EarlyExit, KVCache, str]:
     """The model, then a cache of what memory it leaves, and why it is that large."""
     options = {"quantization": config.quantization, "host_table": config.embedding_device == "cpu"}
+    sizes = (config, checkpoint.config, dtype, device, kv_dtype)
+    choose_num_blocks(*sizes)  # what does not fit into memory without weights is refused before they are read
     model = Transformer(checkpoint.config, checkpoint.weights, dtype, device, **options)
     if config.early_exit_layer is not None:
         model = EarlyExit(model, config.early_exit_layer)
-    num_blocks, why = choose_num_blocks(config, checkpoint.config, dtype, device, kv_dtype)
+    num_blocks, why = choose_num_blocks(*sizes)
     return model, KVCache(checkpoint.config, num_blocks, config.block_size, dtype, device, kv_dtype), why
 
 

@@ -103,7 +103,7 @@ def choose_num_blocks(
     device: torch.device,
     kv_dtype: torch.dtype | None = None,
 ) -> tuple[int, str]:
-    """KV blocks that fit: as asked, or a share of what memory is free. Call it after the weights are loaded.
+    """KV blocks that fit: as asked, or a share of what memory is free. They fit once the weights are loaded.
 
     kv_dtype is what rows are kept in, if not `dtype`. With several ranks `model` is the share of one, and
     kv_cache_memory_bytes is what each of them may use.

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import json
 
-from minillm.cli.options import add_engine_options, engine_command, engine_options, open_llm, plain_command
-from minillm.compare import COMPARISONS, compare
+from minillm.cli.options import (
+    add_engine_options,
+    engine_command,
+    engine_config,
+    engine_options,
+    open_llm,
+    plain_command,
+)
+from minillm.compare import COMPARISONS, check, compare
 from minillm.errors import ConfigError
 from minillm.simulator import command as simulator
 
@@ -33,15 +40,13 @@ def add_commands(commands) -> None:
         commands, "estimate", run_estimate, "what a model would cost on a device: time, memory, what fits"
     )
     estimate.add_argument("--model", default="8b", help="7b, 70b, 8b, ... or any model that can be loaded; default 8b")
-    estimate.add_argument("--device", default="H100", help="a GPU's name, or `here` to measure this one; default H100")
+    estimate.add_argument("--device", help="a GPU's name, or `here` to measure this one; default H100")
     estimate.add_argument("--context", type=int, default=2048, help="tokens of each prompt; default 2048")
     estimate.add_argument("--batch", type=int, default=1, help="requests that decode together; default 1")
     estimate.add_argument("--dtype", help="float16, bfloat16, float8 or float32; default float16")
-    estimate.add_argument(
-        "--quantization", default="none", help="int8, int4 or fp8: weights in fewer bits; default: no"
-    )
-    estimate.add_argument("--kv-cache-dtype", default="auto", help="int8 or fp8: K and V in eight bits; default: no")
-    estimate.add_argument("--block-size", type=int, default=16, help="tokens per KV block; default 16")
+    estimate.add_argument("--quantization", help="int8, int4 or fp8: weights in fewer bits; default: no")
+    estimate.add_argument("--kv-cache-dtype", help="int8 or fp8: K and V in eight bits; default: no")
+    estimate.add_argument("--block-size", type=int, help="tokens per KV block; default 16")
     estimate.add_argument("--rank-devices", action="store_true", help="all GPUs, fastest first, for prefill and decode")
     estimate.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -67,6 +72,8 @@ def run_doctor(args) -> None:
 def run_bench(args) -> None:
     from minillm.bench import run
 
+    if args.compare:
+        check(args.compare, engine_config(args))
     with open_llm(args) as llm:
         if args.compare:
             comparison = compare(args.compare, llm, quick=args.quick)
@@ -90,13 +97,17 @@ def run_estimate(args) -> None:
     from minillm import estimate
 
     config = estimate.shape_of(args.model)
+    kept = {name: getattr(args, name) for name in ("block_size", "kv_cache_dtype", "quantization")}
+    kept = {name: value for name, value in kept.items() if value is not None}
     if args.rank_devices:
+        if args.device or kept:
+            flags = ", ".join("--" + name.replace("_", "-") for name in (kept or ["device"]))
+            raise ConfigError(f"--rank-devices times plain weights on every GPU; drop {flags}")
         result = estimate.rank_devices(config, args.context, args.batch, args.dtype or "float16")
         print(json.dumps(result) if args.json else estimate.rank_table(result))
         return
-    device, dtype = estimate.device_and_dtype(args.device, args.dtype)
-    sizes = (args.context, args.batch, dtype, args.block_size, args.kv_cache_dtype, args.quantization)
-    result = estimate.estimate(config, device, *sizes)
+    device, dtype = estimate.device_and_dtype(args.device or "H100", args.dtype)
+    result = estimate.estimate(config, device, args.context, args.batch, dtype, **kept)
     print(json.dumps(result) if args.json else estimate.table(result))
 
 

@@ -75,6 +75,13 @@ def add_sampling(parser: argparse.ArgumentParser, **more: type) -> None:
     group.add_argument("--ignore-eos", action="store_true", default=None, help=helps["ignore_eos"])
 
 
+def engine_config(args):
+    """The EngineConfig of the options that were given, to look at before an engine is opened with them."""
+    from minillm.config import EngineConfig
+
+    return EngineConfig(**engine_options(args))
+
+
 def engine_options(args) -> dict:
     """The engine options that were given."""
     options = {f.removeprefix("engine_"): v for f, v in vars(args).items() if f.startswith("engine_")}
@@ -82,13 +89,17 @@ def engine_options(args) -> dict:
 
 
 def open_llm(args):
-    """The LLM of the options that were given; the garbage collector leaves alone what is there by now.
+    """The LLM of the options that were given, if the sampling options are right, too: that is known before it loads.
+
+    The garbage collector leaves alone what is there by now.
 
     Imports and model are some 260,000 objects: a full collection took 150 ms, in the middle of a request. Programs
     with an LLM of their own may do the same. `main` takes it back when the command ends.
     """
     from minillm.llm import LLM
+    from minillm.sampling_params import SamplingParams
 
+    SamplingParams(**sampling_options(args))
     llm = LLM(**engine_options(args))
     gc.collect()
     gc.freeze()
@@ -97,6 +108,10 @@ def open_llm(args):
 
 def sampling(args, llm):
     """The model's own SamplingParams with what was given."""
-    names = [*SAMPLING_FLAGS, "stop", "ignore_eos", "n"]
-    given = {name: getattr(args, name, None) for name in names}
-    return llm.default_sampling_params.updated(**{k: v for k, v in given.items() if v is not None})
+    return llm.default_sampling_params.updated(**sampling_options(args))
+
+
+def sampling_options(args) -> dict:
+    """The fields of SamplingParams that were given."""
+    given = {name: getattr(args, name, None) for name in (*SAMPLING_FLAGS, "stop", "ignore_eos", "n")}
+    return {name: value for name, value in given.items() if value is not None}

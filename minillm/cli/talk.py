@@ -6,9 +6,10 @@ import codecs
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import BinaryIO
 
-from minillm.cli.options import add_sampling, engine_command, open_llm, sampling
+from minillm.cli.options import add_sampling, engine_command, engine_config, open_llm, sampling
 from minillm.errors import PromptError
 
 READ_BYTES = 1 << 16  # at a time, of a prompt that is streamed
@@ -38,11 +39,10 @@ def add_commands(commands) -> None:
 def run_generate(args) -> None:
     if bool(args.prompts) == bool(args.stream_prompt) or (args.chat and args.stream_prompt):
         raise PromptError("give one or more prompts, or --stream-prompt FILE (without --chat)")
-    with open_llm(args) as llm:
+    with stream_of(args) as file, open_llm(args) as llm:
         params = sampling(args, llm)
-        if args.stream_prompt:
-            with opened(args.stream_prompt) as file:
-                outputs = [llm.generate_from(pieces_of(file), params)]
+        if file:
+            outputs = [llm.generate_from(pieces_of(file), params)]
             args.prompts = [args.stream_prompt]
             tell_arrival(outputs[0])
         elif args.chat:
@@ -73,8 +73,18 @@ def run_generate(args) -> None:
         print(row["text"] if len(rows) == 1 else f"--- {row['prompt']}\n{row['text']}")
 
 
-def opened(path: str) -> BinaryIO:
-    """A file, or standard input for "-", that gives what is there without waiting for more."""
+def stream_of(args) -> BinaryIO | nullcontext[None]:
+    """The file of --stream-prompt if it was given; "-", standard input, gives what is there without waiting for more.
+
+    Raises ConfigError for a scheduler of whole prompts, PromptError for a file that cannot be read.
+    """
+    from minillm.pipeline.growing import check_cuts
+    from minillm.scheduler import POLICIES
+
+    path, config = args.stream_prompt, engine_config(args)
+    if not path:
+        return nullcontext()
+    check_cuts(POLICIES[config.scheduling_policy].cuts_prompts(config))
     try:
         return open(0 if path == "-" else path, "rb", buffering=0, closefd=path != "-")
     except OSError as error:

@@ -34,9 +34,7 @@ class EarlyExit:
     """
 
     def __init__(self, model: Transformer, layer: int):
-        num_layers = model.config.num_hidden_layers
-        if not 1 <= layer <= num_layers:
-            raise ConfigError(f"early_exit_layer={layer} is not one of this model's layers, 1 to {num_layers}")
+        check_layer(layer, model.config.num_hidden_layers)
         self.model = model
         self.layer = layer
 
@@ -76,6 +74,12 @@ class EarlyExit:
                 x[staying] = rows + update
         with parts("lm_head"):
             return model.lm_head(model.norm(x[staying]))
+
+
+def check_layer(layer: int, num_layers: int) -> None:
+    """Raises ConfigError when a model of so many layers has no such one."""
+    if not 1 <= layer <= num_layers:
+        raise ConfigError(f"early_exit_layer={layer} is not one of this model's layers, 1 to {num_layers}")
 
 
 def rows_alone(batch: Batch) -> Batch:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from minillm.engine import Engine
 from minillm.errors import ConfigError, PromptError
+from minillm.option_checks import positive
 from minillm.pipeline.producer import Arriving
 from minillm.request import Request, Status
 from minillm.sampling_params import SamplingParams
@@ -80,13 +81,17 @@ class GrowingPrompt:
 def check_growing(engine: Engine, chunk_tokens: int) -> None:
     """Raises ConfigError for an engine that computes prompts whole, EngineClosedError for one that was closed."""
     engine.check_open()
-    if not engine.scheduler.enable_chunked_prefill:
+    check_cuts(engine.scheduler.enable_chunked_prefill)
+    positive("chunk_tokens", chunk_tokens)
+
+
+def check_cuts(cuts_prompts: bool) -> None:
+    """Raises ConfigError where a scheduler does not compute a prompt in chunks."""
+    if not cuts_prompts:
         raise ConfigError(
             "a prompt that arrives in pieces is computed in chunks, which this scheduler does not do; use "
             "scheduling_policy='chunked' with enable_chunked_prefill=True, or generate() with the whole text"
         )
-    if not isinstance(chunk_tokens, int) or chunk_tokens < 1:
-        raise ConfigError(f"chunk_tokens={chunk_tokens!r} must be an integer of at least 1")
 
 
 def grow(scheduler, request: Request, ids: list[int]) -> None:

@@ -30,21 +30,28 @@ class Scheduler(Books):
 
     def __init__(self, config: EngineConfig, block_pool: BlockPool, max_model_len: int):
         super().__init__(config, block_pool, max_model_len)
-        self.enable_chunked_prefill = config.enable_chunked_prefill and not self.whole_prompts
-        if not self.enable_chunked_prefill and config.max_num_batched_tokens < max_model_len:
-            why = (
-                f"scheduling_policy={config.scheduling_policy!r}"
-                if self.whole_prompts
-                else "enable_chunked_prefill=False"
-            )
-            raise ConfigError(
-                f"{why} needs max_num_batched_tokens={config.max_num_batched_tokens} to be at "
-                f"least max_model_len={max_model_len}, because a prompt must fit into one step; raise the first, lower "
-                f"the second, or allow chunks"
-            )
+        self.check_budget(config, max_model_len)
+        self.enable_chunked_prefill = self.cuts_prompts(config)
         self.max_num_batched_tokens = config.max_num_batched_tokens
         self.chunk_limit = config.chunk_limit
         self.align_prefill_tokens = config.align_prefill_tokens
+
+    @classmethod
+    def cuts_prompts(cls, config: EngineConfig) -> bool:
+        """Is a prompt computed in chunks, or else in one step?"""
+        return config.enable_chunked_prefill and not cls.whole_prompts
+
+    @classmethod
+    def check_budget(cls, config: EngineConfig, max_model_len: int) -> None:
+        """Raises ConfigError when a prompt must fit into one step and might not; the constructor asks it, too."""
+        if cls.cuts_prompts(config) or config.max_num_batched_tokens >= max_model_len:
+            return
+        why = f"scheduling_policy={config.scheduling_policy!r}" if cls.whole_prompts else "enable_chunked_prefill=False"
+        raise ConfigError(
+            f"{why} needs max_num_batched_tokens={config.max_num_batched_tokens} to be at least "
+            f"max_model_len={max_model_len}, because a prompt must fit into one step; raise the first, lower the "
+            f"second, or allow chunks"
+        )
 
     def schedule(self, now: float) -> Step:
         """Decide the next step. Every request in it owns blocks for all tokens that it computes."""

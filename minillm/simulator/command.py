@@ -119,6 +119,8 @@ def machine(args, config: EngineConfig) -> tuple[ModelConfig, StepTime, int]:
             raise ConfigError(f"--device {HERE} measures one engine; drop --tensor-parallel-size")
         if args.tile_rows != 1:
             raise ConfigError(f"--device {HERE} measures what a step takes; drop --tile-rows")
+        shape = shape_of(args.model)
+        POLICIES[config.scheduling_policy].check_budget(config, config.max_model_len or shape.max_position_embeddings)
         return calibrate_here(args.model, args.dtype or "auto", config)
     model, device, dtype = shape_of(args.model), find_device(args.device), args.dtype or "float16"
     step_time = RooflineStepTime(model, device, dtype, args.tensor_parallel_size, tile_rows=args.tile_rows)

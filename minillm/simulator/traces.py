@@ -145,7 +145,7 @@ def _parse(line: str, where: str) -> Arrival:
 
 def _random(seed: int, *numbers: float) -> random.Random:
     for number in numbers:
-        if number <= 0:
+        if not number > 0:  # NaN is not either
             raise ConfigError(f"a trace is made of positive numbers, not {number}")
     return random.Random(seed)
 
