@@ -2,8 +2,6 @@
 
 import json
 import random
-import subprocess
-import sys
 
 import pytest
 
@@ -28,6 +26,7 @@ from minillm.compare_alignment import (
 )
 from minillm.errors import ConfigError
 from minillm.staircase import EDGES, LENGTHS, PUBLISHED_MS, filled, jumps, layer_products, unexplained
+from tests.unit.command import minillm
 
 
 def stairs(tile, start=1.0, per_row=0.01, noise=0.0):
@@ -161,8 +160,7 @@ def test_a_model_in_parts_on_several_ranks_is_refused(llm, monkeypatch):
 
 
 def test_the_command_prints_rows_notes_and_the_ledger():
-    command = [sys.executable, "-m", "minillm", "bench", "--compare", "alignment", "--quick", "--model", "random:tiny"]
-    done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=240)
+    done = minillm("bench", "--compare", "alignment", "--quick", "--model", "random:tiny", "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     names = [row["name"] for row in result["rows"]]

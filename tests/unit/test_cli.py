@@ -1,4 +1,4 @@
-"""The command line as a user types it: real processes, real model."""
+"""The command line as a user types it: in a process of its own where that may matter, else in this one."""
 
 import gc
 import json
@@ -9,15 +9,17 @@ import pytest
 
 from minillm import LLM
 from minillm.cli import main
+from minillm.errors import MinillmError
+from tests.unit.command import minillm
 
 
-def minillm(*args, input=None):
+def started(*args, input=None):
     command = [sys.executable, "-m", "minillm", *args]
     return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", input=input, timeout=240)
 
 
 def test_generate_json_has_the_promised_keys_and_the_right_answer():
-    done = minillm("generate", "The capital of France is", "Water boils at", "--json", "--max-tokens", "8")
+    done = started("generate", "The capital of France is", "Water boils at", "--json", "--max-tokens", "8")
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
     assert [row["prompt"] for row in rows] == ["The capital of France is", "Water boils at"]
@@ -70,13 +72,13 @@ def test_help_tells_the_words_that_an_option_takes(capsys):
 
 
 def test_chat_streams_an_answer_and_ends_at_the_end_of_input():
-    done = minillm("chat", "--max-tokens", "24", input="Name the capital of France.\n")
+    done = started("chat", "--max-tokens", "24", input="Name the capital of France.\n")
     assert done.returncode == 0, done.stderr
     assert "Paris" in done.stdout
 
 
 def test_demo_shows_answer_ttft_parts_speed_and_attention():
-    done = minillm("demo")
+    done = started("demo")
     assert done.returncode == 0, done.stderr
     assert "Paris" in done.stdout and "tok/s" in done.stdout
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("TTFT")]
@@ -107,26 +109,33 @@ def test_bench_ends_with_one_json_object():
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["generate", ""], "empty"),
-        (
-            ["generate", "--stream-prompt", "no such.txt", "--model", "random:tiny"],
-            "no such.txt cannot be read: No such",
-        ),
-        (["bench", "--compare", "attention", "--model", "random:tiny", "--tensor-parallel-size", "2"], "one rank"),
-        (["generate", "hi", "--model", "no/such folder"], "no/such folder"),
-        (["generate", "hi", "--temperature", "-1"], "temperature"),
-        (["generate", "hi", "--block-size", "-3"], "block_size=-3"),
-        (["generate", "hi " * 9000], "8192"),
+        (["--stream-prompt", "no such.txt"], "no such.txt cannot be read: No such"),
+        (["hi", "--model", "no/such folder"], "no/such folder"),
+        (["hi", "--temperature", "-1"], "temperature"),
+        (["hi", "--block-size", "-3"], "block_size=-3"),
+        (["hi " * 9000], "2048"),
     ],
 )
 def test_an_error_is_one_line_on_stderr_with_exit_status_2(args, says):
-    done = minillm(*args)
+    done = minillm("generate", "--model", "random:tiny", *args)
+    assert_one_line(done, says)
+
+
+def test_a_comparison_of_one_rank_refuses_two_before_they_start():
+    options = ["--model", "random:tiny", "--tensor-parallel-size", "2"]
+    assert_one_line(minillm("bench", "--compare", "attention", *options), "one rank")
+
+
+def test_a_process_ends_with_the_error_and_logs_nothing_beside_it():
+    assert_one_line(started("generate", ""), "empty")
+
+
+def assert_one_line(done, says):
     assert done.returncode == 2 and done.stdout == ""
-    last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("minillm: error:") and says in last
-    assert "Traceback" not in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("minillm: error:") and says in line
 
 
-def test_debug_shows_the_traceback():
-    assert "Traceback" in minillm("generate", "", "--model", "random:tiny", "--debug").stderr
+def test_debug_lets_the_traceback_through():
+    with pytest.raises(MinillmError, match="empty"):
+        main(["generate", "", "--model", "random:tiny", "--debug"])

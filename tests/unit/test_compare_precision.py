@@ -1,8 +1,6 @@
 """`minillm bench --compare precision`: the table beside numbers computed another way, and its words."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -11,13 +9,14 @@ import torch
 from minillm import LLM
 from minillm.compare_precision import COLUMNS, QUICK, ROUNDED, Sizes, measure, note
 from minillm.perplexity import JARGON_FILE
+from tests.unit.command import minillm
 
-COMMAND = [sys.executable, "-m", "minillm", "bench", "--compare", "precision", "--quick", "--model", "random:tiny"]
+COMMAND = ["bench", "--compare", "precision", "--quick", "--model", "random:tiny"]
 KV_VALUES = 2 * 2 * 2 * 16  # K and V of 2 layers, 2 heads of 16
 
 
 def bench(*more):
-    done = subprocess.run([*COMMAND, *more], capture_output=True, text=True, timeout=240)
+    done = minillm(*COMMAND, *more)
     assert done.returncode == 0, done.stderr
     return done
 

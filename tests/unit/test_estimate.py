@@ -1,25 +1,19 @@
 """`minillm estimate`: the same sums as the functions, in a table and in JSON, for devices that are not here."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from minillm import costs, estimate, memory, roofline
 from minillm.devices import DEVICES, Device, find_device
 from minillm.errors import ConfigError
+from tests.unit.command import minillm
 
 EIGHT_B = estimate.shape_of("8b")
 
 
-def minillm(*args):
-    command = [sys.executable, "-m", "minillm", "estimate", *args]
-    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=120)
-
-
 def test_the_json_holds_what_the_functions_say():
-    done = minillm("--model", "8b", "--device", "h100", "--context", "3000", "--batch", "7", "--json")
+    done = minillm("estimate", "--model", "8b", "--device", "h100", "--context", "3000", "--batch", "7", "--json")
     assert done.returncode == 0, done.stderr
     result, h100 = json.loads(done.stdout), find_device("H100")
     steps = {"prefill": [(3000, 3000)], "decode": [(1, 3000)] * 7}
@@ -96,7 +90,7 @@ def test_a_cache_in_eight_bits_takes_its_bytes_and_the_time_to_read_them():
 
 
 def test_the_table_shows_each_operation_of_both_phases():
-    done = minillm("--model", "70b", "--device", "A100-80GB", "--dtype", "bfloat16")
+    done = minillm("estimate", "--model", "70b", "--device", "A100-80GB", "--dtype", "bfloat16")
     assert done.returncode == 0, done.stderr
     for name in ("qkv", "attention", "output", "gate and up", "down", "LM head"):
         assert sum(line.strip().startswith(name) for line in done.stdout.splitlines()) >= 2
@@ -105,7 +99,7 @@ def test_the_table_shows_each_operation_of_both_phases():
 
 
 def test_devices_are_ranked_for_prefill_by_arithmetic_and_for_decode_by_bandwidth():
-    done = minillm("--model", "8b", "--context", "2048", "--rank-devices", "--json")
+    done = minillm("estimate", "--model", "8b", "--context", "2048", "--rank-devices", "--json")
     assert done.returncode == 0, done.stderr
     ranked = json.loads(done.stdout)
     by_peak = sorted(DEVICES.values(), key=lambda device: -device.peak())
@@ -150,7 +144,7 @@ def test_the_embedded_model_and_this_machine_can_be_estimated(monkeypatch):
     ],
 )
 def test_wrong_options_are_one_line_and_status_2(args, words):
-    done = minillm(*args)
+    done = minillm("estimate", *args)
     assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr
 
 

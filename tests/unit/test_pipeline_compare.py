@@ -1,8 +1,6 @@
 """`minillm bench --compare pipeline`: the rows, what they say, and that the engine is as it was afterwards."""
 
 import json
-import subprocess
-import sys
 import time
 from dataclasses import replace
 
@@ -14,6 +12,7 @@ from minillm.compare_pipeline import COLUMNS, QUICK, measure, notes_of
 from minillm.compare_pipeline_rows import Sizes, characters, nats_from, slowly, timed
 from minillm.errors import ConfigError
 from minillm.perplexity import JARGON_FILE
+from tests.unit.command import minillm
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
 
@@ -44,8 +43,7 @@ def test_every_way_stands_beside_its_plain_one_and_the_engine_is_as_it_was(llm):
 
 
 def test_the_command_prints_json():
-    command = [sys.executable, "-m", "minillm", "bench", "--compare", "pipeline", "--quick", "--json"]
-    done = subprocess.run([*command, "--model", "random:tiny"], capture_output=True, text=True, timeout=240)
+    done = minillm("bench", "--compare", "pipeline", "--quick", "--json", "--model", "random:tiny")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["compare"] == "pipeline" and len(result["rows"]) >= 8

@@ -1,8 +1,6 @@
 """`minillm bench --compare attention`: the table, its ledger line, and the same as JSON."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -11,12 +9,13 @@ from minillm import LLM
 from minillm.compare import Comparison, Ledger, in_turns, ratio
 from minillm.compare_attention import COLUMNS, NEEDLES, QUICK_METHODS, TEXT, measure, needles, note
 from minillm.errors import ConfigError
+from tests.unit.command import minillm
 
-COMMAND = [sys.executable, "-m", "minillm", "bench", "--compare", "attention", "--quick", "--model", "random:tiny"]
+COMMAND = ["bench", "--compare", "attention", "--quick", "--model", "random:tiny"]
 
 
 def bench(*more):
-    done = subprocess.run([*COMMAND, *more], capture_output=True, text=True, timeout=240)
+    done = minillm(*COMMAND, *more)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -40,8 +39,7 @@ def test_the_text_shows_the_rows_what_columns_mean_and_the_ledger():
 
 
 def test_a_comparison_that_is_not_known_is_refused_with_the_known_ones():
-    command = [sys.executable, "-m", "minillm", "bench", "--compare", "colours"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = minillm("bench", "--compare", "colours")
     assert done.returncode == 2 and "'attention'" in done.stderr
 
 

@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import random
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -14,6 +12,7 @@ from minillm.attention import choose_attention
 from minillm.config import EngineConfig
 from minillm.errors import ConfigError
 from minillm.sparse_options import LSH, METHODS, DynamicBlocks, SlidingWindow, is_sparse, parse
+from tests.unit.command import minillm
 
 
 @pytest.mark.parametrize(
@@ -117,16 +116,13 @@ def test_sinks_alone_need_a_model_with_a_window():
 
 
 def test_doctor_prints_the_method_from_the_command_line():
-    command = [sys.executable, "-m", "minillm", "doctor", "--json", "--model", "random:tiny", "--dtype", "float32"]
-    done = subprocess.run(
-        [*command, "--attention", "sliding_window(1024,sinks=4)"], capture_output=True, text=True, timeout=120
-    )
+    method = "sliding_window(1024,sinks=4)"
+    done = minillm("doctor", "--json", "--model", "random:tiny", "--dtype", "float32", "--attention", method)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["attention"].startswith("sliding_window(window=1024, sinks=4), as asked")
 
 
 def test_the_command_line_refuses_a_wrong_method_in_one_line():
-    command = [sys.executable, "-m", "minillm", "generate", "hi", "--model", "random:tiny"]
-    done = subprocess.run([*command, "--attention", "lsh(round=4)"], capture_output=True, text=True, timeout=120)
+    done = minillm("generate", "hi", "--model", "random:tiny", "--attention", "lsh(round=4)")
     assert done.returncode == 2 and done.stdout == ""
     assert "lsh has no 'round'" in done.stderr and "Traceback" not in done.stderr
