@@ -10,9 +10,16 @@ import re
 import psutil
 import torch
 
+from minillm.config import EngineConfig
+from minillm.sampling_params import SamplingParams
+
 
 def report(llm) -> dict:
-    """Versions, processor or GPU, memory, the engine's choices with their reasons, and its sizes in bytes."""
+    """Versions, processor or GPU, memory, the engine's choices with their reasons, and its sizes in bytes.
+
+    options   those that are not what they would be by default
+    sampling  defaults of the model's own files
+    """
     network, cache = llm.engine.model, llm.engine.kv_cache
     cores = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads"
     return {
@@ -24,6 +31,7 @@ def report(llm) -> dict:
         "free_memory": psutil.virtual_memory().available,
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
         "model": llm.model_name,
+        "options": _changed(llm.config),
         **llm.reasons,
         "max_model_len": llm.max_model_len,
         "weight_bytes": network.num_weight_bytes,
@@ -61,7 +69,7 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-def _changed(params) -> dict:
-    """The sampling defaults that differ from SamplingParams(), as the model's own files ask for."""
-    plain = type(params)()
-    return {name: value for name, value in vars(params).items() if value != getattr(plain, name)}
+def _changed(chosen: EngineConfig | SamplingParams) -> dict:
+    """The fields that are not at their defaults."""
+    plain = type(chosen)()
+    return {name: value for name, value in vars(chosen).items() if value != getattr(plain, name)}

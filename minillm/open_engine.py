@@ -32,7 +32,10 @@ from minillm.resources import (
     choose_kv_dtype,
     choose_max_model_len,
     choose_num_blocks,
+    why_copies,
     why_embedding,
+    why_prefix_cache,
+    why_schedule,
 )
 from minillm.sampler import Sampler
 from minillm.scheduler import POLICIES, make_scheduler
@@ -119,14 +122,19 @@ def _engine(
 ) -> Engine:
     device = model.device
     reasons["weights"] = model.forms.reason
+    exits = config.early_exit_layer is not None
+    reasons["layers"] = model.reason if exits else f"all {checkpoint.config.num_hidden_layers} for every token"
     reasons["layer_steps"] = model.ops.reason
     reasons["embedding"] = why_embedding(config, device, model.num_table_bytes)
     if config.embedding_device == "cpu":
         logger.info("embedding on %s", reasons["embedding"])
     pool = BlockPool(kv_cache.num_blocks, config.block_size, config.enable_prefix_caching)
+    reasons["prefix_cache"] = why_prefix_cache(config)
     scheduler = make_scheduler(config, pool, max_model_len)
+    reasons["schedule"] = why_schedule(config, scheduler)
     sizes = scheduler.max_num_seqs, max_model_len
     graphs, reasons["step_graphs"] = choose_step_graphs(config, model, kv_cache, attend, *sizes)
+    reasons["copies"] = why_copies(config, device)
     tokenizer = checkpoint.tokenizer
     return Engine(
         model=model,

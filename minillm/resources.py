@@ -88,6 +88,32 @@ def why_embedding(config: EngineConfig, device: torch.device, num_bytes: int) ->
     return f"{device.type}: beside the layers, {num_bytes:,} bytes"
 
 
+def why_schedule(config: EngineConfig, scheduler) -> str:
+    """What a step may hold, for `minillm doctor`."""
+    limits = [f"at most {scheduler.max_num_batched_tokens} tokens and {scheduler.max_num_seqs} sequences in a step"]
+    if not scheduler.enable_chunked_prefill:
+        limits.append("every prompt in one step" + ", filled up to the longest beside it" * config.pad_batches)
+    elif scheduler.chunk_limit:
+        limits.append(f"prompts in chunks of at most {scheduler.chunk_limit}")
+    else:
+        limits.append("prompts in chunks where they do not fit")
+    if scheduler.align_prefill_tokens:
+        limits.append(f"cut where a step holds a multiple of {scheduler.align_prefill_tokens} tokens")
+    return f"{config.scheduling_policy}: {', '.join(limits)}"
+
+
+def why_prefix_cache(config: EngineConfig) -> str:
+    """Whether K and V of earlier prompts are found again, for `minillm doctor`."""
+    return "on: full blocks are found by their tokens" if config.enable_prefix_caching else "off: asked for"
+
+
+def why_copies(config: EngineConfig, device: torch.device) -> str:
+    """When a step's token ids and block tables go to the device, for `minillm doctor`."""
+    if device.type == "cpu":
+        return "none: a step's numbers are where they are needed"
+    return "ahead, as asked: while the step before is computed" if config.overlap_copies else "as each step begins"
+
+
 def choose_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     """As asked, or all the positions that the model was trained for; more than those is refused."""
     wanted, trained = config.max_model_len, model.max_position_embeddings

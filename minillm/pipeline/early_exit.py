@@ -49,6 +49,14 @@ class EarlyExit:
         skipped, kept = q + 3 * config.intermediate_size, q + 2 * kv  # times E: o, gate, up, down; q, k, v
         return (1 - self.layer / config.num_hidden_layers) * skipped / (skipped + kept)
 
+    @property
+    def reason(self) -> str:
+        """What was chosen, in a line."""
+        num_layers = self.model.config.num_hidden_layers
+        what = "exact" if self.layer >= num_layers - 1 else "another model"
+        how = f"prompt tokens but the last leave after {self.layer} of {num_layers}"
+        return f"{how}, which saves {self.saved_share:.0%} of their products; {what}"
+
     def forward(
         self, batch: Batch, kv: KVCache, attend, parts=NO_PARTS, embedded: torch.Tensor | None = None
     ) -> torch.Tensor:
