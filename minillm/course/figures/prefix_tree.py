@@ -50,7 +50,7 @@ def prefix_tree(prompts: Mapping[str, Served], size: int) -> Figure:
     root = tree([list(s.tokens) for s in served], size)
     nodes = list(walk(root))
     total, kept = sum(len(s.tokens) // size for s in served), len(nodes)
-    lefts, cell = _columns(nodes)
+    lefts, cell = _places(root)
 
     figure = card(WIDTH, ABOVE + LANE * len(served) + BELOW, "What is shared is kept once, and read once")
     height = figure.get_size_inches()[1]
@@ -102,13 +102,16 @@ def walk(node: Node):
         yield from walk(child)
 
 
-def _columns(nodes: list[Node]) -> tuple[list[float], float]:
-    """(left edge of each depth, width of a cell) in inches: a gap stands where a branch parts."""
-    deepest = max((node.depth for node in nodes), default=-1) + 1
-    parting = {node.depth + 1 for node in nodes if any(_parts(node, child) for child in node.children.values())}
-    cell = min(LARGEST_CELL, (TREE - FORK * (len(parting) + 1)) / (deepest + 1))
-    lefts = [depth * cell + FORK * sum(p <= depth for p in parting) for depth in range(deepest)]
-    return lefts, cell
+def _places(root: Node) -> tuple[dict[int, float], float]:
+    """(left edge of each node by its id, width of a cell) in inches: a gap stands where a branch parts."""
+    forks = {id(root): 0}
+    nodes = [root, *walk(root)]
+    for node in nodes:
+        for child in node.children.values():
+            forks[id(child)] = forks[id(node)] + (node is not root and _parts(node, child))
+    room = [(TREE - FORK * (forks[id(node)] + 1)) / (node.depth + 2) for node in nodes]
+    cell = min(LARGEST_CELL, *room)
+    return {id(node): node.depth * cell + FORK * forks[id(node)] for node in nodes}, cell
 
 
 def _parts(node: Node, child: Node) -> bool:
@@ -123,8 +126,8 @@ def _height(node: Node) -> float:
     return _middle(sum(node.prompts) / len(node.prompts))
 
 
-def _cell(axes: Axes, node: Node, lefts: list[float], cell: float) -> None:
-    shared, left, middle = len(node.prompts) > 1, lefts[node.depth], _height(node)
+def _cell(axes: Axes, node: Node, lefts: dict[int, float], cell: float) -> None:
+    shared, left, middle = len(node.prompts) > 1, lefts[id(node)], _height(node)
     look = {"facecolor": SHARED, "edgecolor": BLUE} if shared else {"facecolor": OWN, "edgecolor": MUTED}
     name = "shared" if shared else "own"
     axes.add_patch(Rectangle((left, middle - HEIGHT / 2), cell, HEIGHT, linewidth=0.9, label=name, **look))
@@ -133,17 +136,17 @@ def _cell(axes: Axes, node: Node, lefts: list[float], cell: float) -> None:
         axes.add_patch(Rectangle(inner, cell - 0.07, HEIGHT - 0.07, fill=False, edgecolor=BLUE, linewidth=0.6))
 
 
-def _forks(axes: Axes, node: Node, lefts: list[float], cell: float) -> None:
+def _forks(axes: Axes, node: Node, lefts: dict[int, float], cell: float) -> None:
     """A line from the end of a block to each branch that leaves it."""
     for child in node.children.values():
-        start, end = lefts[node.depth] + cell, lefts[child.depth]
+        start, end = lefts[id(node)] + cell, lefts[id(child)]
         if end - start > 0.01:
             _line(axes, (start, _height(node)), (end, _height(child)))
 
 
-def _tail(axes: Axes, lane: int, share: float, last: Node, lefts: list[float], cell: float) -> None:
+def _tail(axes: Axes, lane: int, share: float, last: Node, lefts: dict[int, float], cell: float) -> None:
     """What a prompt has behind its last full block, on its own lane."""
-    start = lefts[last.depth] + cell if last.depth >= 0 else 0.0
+    start = lefts[id(last)] + cell if last.depth >= 0 else 0.0
     left = start
     if len(last.prompts) > 1 and last.depth >= 0:
         left += FORK
@@ -158,7 +161,7 @@ def _line(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> N
     axes.plot(across, down, color=INK, linewidth=1, solid_joinstyle="round")
 
 
-def _runs(axes: Axes, node: Node, lefts: list[float], cell: float) -> None:
+def _runs(axes: Axes, node: Node, lefts: dict[int, float], cell: float) -> None:
     """Above each stretch that the same prompts share: how many blocks, how many prompts."""
     for child in node.children.values():
         last = child
@@ -169,7 +172,7 @@ def _runs(axes: Axes, node: Node, lefts: list[float], cell: float) -> None:
             words = f"{len(child.prompts)} prompts"
             if count * cell > WORDS:
                 words = f"{count} blocks, {words}"
-            middle = (lefts[child.depth] + lefts[last.depth] + cell) / 2
+            middle = (lefts[id(child)] + lefts[id(last)] + cell) / 2
             axes.text(middle, _height(child) - 0.19, words, ha="center", va="bottom", fontsize=8, color=INK)
         _runs(axes, last, lefts, cell)
 
