@@ -16,6 +16,9 @@ from minillm.quantize import GroupQuantized
 
 CPU = torch.device("cpu")
 HALF = [torch.bfloat16, torch.float16]
+# Relative to the float64 product; a wrong code, scale or row changes a tenth and more. Half types round weights, result
+# and, on some processors, parts of the sum to 2^-9 each.
+FLOAT32, HALF_PRODUCT = 1e-5, 1e-2
 # What this machine offers, asked of PyTorch and not of the code under test, or a broken form would skip its own tests.
 HAS_PACKED = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 HAS_INT4 = hasattr(torch.ops.aten, "_weight_int4pack_mm_for_cpu")
@@ -59,7 +62,7 @@ def test_int4_multiplies_by_exactly_the_codes_of_the_file(shape, rows):
     weight = quantized(*shape)
     x = torch.randn(rows, shape[1])
     found = Int4Linear(weight, dtype=torch.float32)(x)
-    assert relative_error(found, x.double() @ decoded(weight).T) < 1e-6
+    assert relative_error(found, x.double() @ decoded(weight).T) < FLOAT32
 
 
 @needs_int4
@@ -71,7 +74,7 @@ def test_int4_in_bfloat16_changes_the_weights_by_three_thousandths_at_most():
     held = (weight.codes.double() - 8) * scale + zero
     assert 1e-4 < relative_error(held, decoded(weight)) < 3e-3
     read_back = linear(torch.eye(576, dtype=torch.bfloat16)).T
-    assert relative_error(read_back, held) < 2e-3
+    assert relative_error(read_back, held) < HALF_PRODUCT / 2
 
 
 @needs_int4
@@ -82,7 +85,7 @@ def test_int4_adds_its_bias(form):
     if form == "both":
         linear = Forms(torch.float32, CPU, PlainLinear, "auto").make([weight], bias)
         assert isinstance(linear, FewRowsInt4)
-    assert relative_error(linear(x), x.double() @ decoded(weight).T + bias) < 1e-6
+    assert relative_error(linear(x), x.double() @ decoded(weight).T + bias) < FLOAT32
 
 
 @needs_packed
@@ -94,7 +97,7 @@ def test_packed_equals_the_exact_product_up_to_its_own_rounding(rows, with_bias)
     found = PackedLinear(w, bias)(x)
     assert found.shape == (rows, 100) and found.dtype == torch.bfloat16
     if rows:
-        assert relative_error(found, x.double() @ w.double().T + (bias.double() if with_bias else 0)) < 3e-3
+        assert relative_error(found, x.double() @ w.double().T + (bias.double() if with_bias else 0)) < HALF_PRODUCT
 
 
 @pytest.mark.parametrize("dense", [PlainLinear, pytest.param(PackedLinear, marks=needs_packed)])
@@ -114,7 +117,7 @@ def test_stacked_matrices_give_the_products_side_by_side(dtype):
     x = torch.randn(6, 64).to(dtype)
     found = choose_forms(dtype, "cpu", "auto").make(weights, bias)(x)
     exact = torch.cat([decoded(weights[0]), weights[1].double(), decoded(weights[2])])
-    tolerance = 1e-6 if dtype == torch.float32 else 5e-3
+    tolerance = FLOAT32 if dtype == torch.float32 else HALF_PRODUCT
     assert relative_error(found, x.double() @ exact.T + bias) < tolerance
 
 
@@ -140,7 +143,7 @@ def test_a_shape_the_4_bit_product_does_not_know_is_held_dense(n, k, group):
     linear = BEST.make([weight])
     assert isinstance(linear, BEST.dense)
     x = torch.randn(1, weight.shape[1]).bfloat16()
-    assert relative_error(linear(x), x.double() @ decoded(weight).T) < 5e-3
+    assert relative_error(linear(x), x.double() @ decoded(weight).T) < HALF_PRODUCT
 
 
 @needs_int4
