@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partialmethod
 
 import pytest
 import torch
@@ -139,52 +138,6 @@ def test_llms_that_are_closed_or_forgotten_leave_no_process(prompts):
     del llm
     gc.collect()
     assert ended(child)
-
-
-def test_a_rank_that_was_killed_is_named_at_the_next_step_and_the_others_end(prompts):
-    with open_two() as llm:
-        child = child_of(llm)
-        child.kill()
-        child.wait()
-        for _ in range(2):
-            with pytest.raises(RankError, match="rank 1 of 2 was ended by SIGKILL; create a new LLM"):
-                tokens(llm, prompts)
-        pool = llm.engine.scheduler.block_pool
-        assert pool.num_free == pool.num_blocks
-
-
-def test_a_rank_that_dies_in_the_middle_of_a_step_is_an_error_long_before_the_timeout(prompts, monkeypatch):
-    with open_two() as llm:
-        child, attend = child_of(llm), llm.engine.attend
-
-        def deadly(*args):
-            child.kill()
-            return attend(*args)
-
-        monkeypatch.setattr(llm.engine, "attend", deadly)
-        with pytest.raises(RankError, match="rank 1 of 2 was ended by SIGKILL"):
-            tokens(llm, prompts)
-
-
-def test_a_rank_that_hangs_is_an_error_when_the_time_of_a_step_is_over(prompts, monkeypatch):
-    monkeypatch.setattr(start.Ranks, "connect", partialmethod(start.Ranks.connect, timeout_s=1))
-    with open_two() as llm:
-        child = child_of(llm)
-        child.send_signal(signal.SIGSTOP)
-        with pytest.raises(RankError, match="[Tt]imed out"):
-            tokens(llm, prompts)
-        assert child.returncode == -signal.SIGKILL
-
-
-def test_an_error_of_rank_0_in_the_middle_of_a_step_ends_the_others(prompts, monkeypatch):
-    with open_two() as llm:
-        child = child_of(llm)
-        monkeypatch.setattr(llm.engine, "attend", lambda *args: 1 / 0)
-        with pytest.raises(RankError, match="ZeroDivisionError"):
-            tokens(llm, prompts)
-        assert ended(child)
-        with pytest.raises(RankError, match="ZeroDivisionError"):
-            tokens(llm, prompts)
 
 
 SCRIPT = f"""

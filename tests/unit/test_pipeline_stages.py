@@ -6,7 +6,7 @@ Where logits are compared, ranks are threads with real transfers; where engines 
 import os
 import signal
 from dataclasses import replace
-from functools import partial, partialmethod
+from functools import partial
 
 import pytest
 import torch
@@ -16,14 +16,13 @@ from minillm.batch import Batch
 from minillm.cli import main
 from minillm.config import EngineConfig
 from minillm.doctor import report
-from minillm.errors import CheckpointError, ConfigError, RankError
+from minillm.errors import CheckpointError, ConfigError
 from minillm.model import Transformer
-from minillm.parallel import start
 from minillm.pipeline.stages import StageTransformer, cut, layers_of_stage, weights_of_stage
 from tests.tolerances import LOGITS_FP32
 from tests.unit.engines import B, attention, random_prompts
 from tests.unit.test_parallel_model import BASE, batches, logits_of, on_ranks, poisoned_cache, random_weights
-from tests.unit.two_ranks import GREEDY, OPTIONS, WAIT_S, child_of, tokens
+from tests.unit.two_ranks import GREEDY, OPTIONS, tokens
 
 DEEP = replace(BASE, num_hidden_layers=5)
 FAMILIES = {
@@ -203,46 +202,6 @@ def test_ctrl_c_waits_for_the_end_of_the_step_and_both_stages_go_on(both, prompt
         tokens(two, prompts)
     assert len(calls) == 4, "all chunks of a step of 16 rows were computed"
     assert tokens(two, prompts) == tokens(one, prompts)
-
-
-@pytest.mark.parametrize("when", ["between steps", "in the middle of one"])
-def test_a_stage_that_dies_ends_the_other_with_an_error_long_before_the_timeout(prompts, monkeypatch, when):
-    with open_stages() as llm:
-        child, attend = child_of(llm), llm.engine.attend
-
-        def deadly(*args):
-            child.kill()
-            return attend(*args)
-
-        if when == "between steps":
-            child.kill()
-            child.wait()
-        else:
-            monkeypatch.setattr(llm.engine, "attend", deadly)
-        for _ in range(2):
-            with pytest.raises(RankError, match="rank 1 of 2 was ended by SIGKILL; create a new LLM"):
-                tokens(llm, prompts)
-        pool = llm.engine.scheduler.block_pool
-        assert pool.num_free == pool.num_blocks
-
-
-def test_a_stage_that_hangs_is_an_error_when_the_time_of_a_step_is_over(prompts, monkeypatch):
-    monkeypatch.setattr(start.Ranks, "connect", partialmethod(start.Ranks.connect, timeout_s=1))
-    with open_stages() as llm:
-        child = child_of(llm)
-        child.send_signal(signal.SIGSTOP)
-        with pytest.raises(RankError, match="[Tt]imed out"):
-            tokens(llm, prompts)
-        assert child.returncode == -signal.SIGKILL
-
-
-def test_the_second_stage_ends_when_the_first_has_an_error(prompts, monkeypatch):
-    with open_stages() as llm:
-        child = child_of(llm)
-        monkeypatch.setattr(llm.engine, "attend", lambda *args: 1 / 0)
-        with pytest.raises(RankError, match="ZeroDivisionError"):
-            tokens(llm, prompts)
-        assert child.wait(WAIT_S) is not None
 
 
 def test_stages_are_chosen_on_the_command_line(capsys):
