@@ -40,8 +40,8 @@ def tile_size(costs: Mapping[int, Cost], naive: Cost, tokens: int, guess: tuple[
     time.axhline(guess[1], label="your guess", **dashed)
     mark = {"markersize": 8, "markerfacecolor": PAPER, "markeredgecolor": INK, "markeredgewidth": 1.6, "zorder": 6}
     time.plot([guess[0]], [guess[1]], "D", **mark)
-    right = max(costs) * 1.35
-    time.text(right, guess[1], "your guess", ha="right", va="bottom", fontsize=8.6, **TEXT)
+    beside = {"xytext": (0, 8), "textcoords": "offset points", "ha": "center", "fontsize": 8.6, **TEXT}
+    time.annotate("your guess", guess, **beside)
     for left, words in ((0.78, "time"), (5.0, "most memory at once")):
         write(figure, left, 3.5 - 0.98, words, fontsize=9.5, fontweight="bold")
 
