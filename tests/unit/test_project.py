@@ -271,7 +271,8 @@ def test_machine_path_guard():
 def test_no_unfinished_places():
     words = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "XX" + "X", "LESSON_" + "TABLE"]) + r")\b")
     for path in text_files():
-        match = words.search(path.read_text(encoding="utf-8"))
+        text = re.sub(r'"image/png": "[^"]*"', "", path.read_text(encoding="utf-8"))  # base64 holds any three letters
+        match = words.search(text)
         assert not match, f"{path.relative_to(ROOT)} holds {match.group()}"
 
 
