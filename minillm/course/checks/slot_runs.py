@@ -51,7 +51,7 @@ def run_cases(seed: int) -> list[Case]:
 
 
 def run_drive(slot_runs, case: Case) -> Record:
-    refused, runs = "", None
+    refused, runs = "", []
     try:
         runs = slot_runs(list(case["table"]), case["start"], case["n"], case["block_size"])
     except NotImplementedError:
