@@ -20,7 +20,7 @@ STRIPS, TABLES, MAP = (0.52, 2.58), (3.36, 1.66), WIDTH - MARGIN - COLUMNS * CEL
 ABOVE, BELOW, PITCH, HIGH = 0.86, 0.56, 0.47, 0.2  # above the strips, below all, from strip to strip, a strip
 RESERVED = 0.78  # inches for the reservation in one piece
 MOST_ARROWS = 5  # of a table; more could not be told apart
-TINTS = ("#f3c9a5", "#9fd3f2", "#8fd0b8", "#f2e58a", "#e3b0cc", "#8fbfe0", "#cfc6ea", "#d9d2b0")
+TINTS = ("#f3c9a5", "#9fd3f2", "#8fd0b8", "#f2e58a", "#e3b0cc", "#8fbfe0", "#c9bfe8", "#e9d8a6")
 FREE, GREY = "#ffffff", "#c3c7cb"
 HATCH = "/////"
 INSET = 0.035  # inches between the two lines of a double border
@@ -55,7 +55,7 @@ def pages(
     axes.set(xlim=(0, WIDTH), ylim=(0, height))
     axes.axis("off")
     top = height - ABOVE
-    tints = dict(zip([*requests, *waiting], TINTS, strict=False))
+    tints = {name: TINTS[(ord(name) - ord("a")) % len(TINTS)] for name in requests}  # the same in every picture
     boxes = _strips(axes, requests, block_size, tints, top)
     corners = _map(axes, requests, block_size, num_rows, tints, top)
     followed = list(requests.values())[-1].table if requests else []
