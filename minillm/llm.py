@@ -14,24 +14,18 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
-from itertools import pairwise
 
 import torch
 
-from minillm.batch import Batch
 from minillm.config import EngineConfig
-from minillm.errors import ConfigError, PromptError
+from minillm.inputs import Message, Prompt, check_pieces, conversations_of, params_of, prompts_of
 from minillm.open_engine import open_engine
 from minillm.outputs import RequestOutput, StreamChunk
 from minillm.pipeline.growing import CHUNK_TOKENS, GrowingPrompt, check_growing, make_way
 from minillm.pipeline.producer import Producer
 from minillm.request import Request
 from minillm.sampling_params import SamplingParams
-
-Prompt = str | list[int]
-Message = dict[str, str]
-
-SCORE_ROWS = 128  # LM-head rows at a time: 128 x 49,152 logits in fp32 are 25 MB
+from minillm.scoring import token_logits
 
 
 class LLM:
@@ -85,10 +79,7 @@ class LLM:
         Every prompt is checked before the first one starts. Raises PromptError, QueueFullError, StepError,
         NumericsError. After any error or a KeyboardInterrupt nothing of this call is left in the engine.
         """
-        prompts = [prompts] if isinstance(prompts, str) else _listed(prompts)
-        if prompts and all(isinstance(p, int) for p in prompts):
-            prompts = [prompts]
-        return self._run(prompts, sampling_params, use_tqdm, profile, chat=False)
+        return self._run(prompts_of(prompts), sampling_params, use_tqdm, profile, chat=False)
 
     def chat(
         self,
@@ -103,10 +94,7 @@ class LLM:
 
         Raises what `generate` raises, and PromptError for a model without a template.
         """
-        conversations = _listed(messages)
-        if conversations and isinstance(conversations[0], dict):
-            conversations = [conversations]
-        prompts = [self.tokenizer.apply_chat_template(m) for m in conversations]
+        prompts = [self.tokenizer.apply_chat_template(m) for m in conversations_of(messages)]
         return self._run(prompts, sampling_params, use_tqdm, profile, chat=True)
 
     def stream(
@@ -123,7 +111,7 @@ class LLM:
         chat = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], dict)
         if chat:
             prompt = self.tokenizer.apply_chat_template(prompt)
-        (params,) = self._params(sampling_params, 1)
+        (params,) = params_of(sampling_params, 1, self.default_sampling_params)
         return self._stream(self.engine.make_request(prompt, params, chat=chat), profile)
 
     def generate_from(
@@ -148,7 +136,8 @@ class LLM:
         self, pieces: Iterable[str], sampling_params: SamplingParams | None = None, chunk_tokens: int = CHUNK_TOKENS
     ) -> Iterator[StreamChunk]:
         """Yield what each step adds, as `stream`, to a prompt that is still arriving, as in `generate_from`."""
-        (params,) = self._params(sampling_params, 1)
+        (params,) = params_of(sampling_params, 1, self.default_sampling_params)
+        check_pieces(pieces)
         check_growing(self.engine, chunk_tokens)
         self._producer = self._producer or Producer(self.tokenizer)
         return self._stream_from(pieces, params, chunk_tokens)
@@ -196,20 +185,8 @@ class LLM:
                 self._mailboxes[chunk.request_id].append(chunk)
         return chunks
 
-    def _params(self, sampling_params, count: int) -> list[SamplingParams]:
-        """One SamplingParams for each of `count` prompts. Raises PromptError or ConfigError."""
-        params = sampling_params or self.default_sampling_params
-        params = list(params) if isinstance(params, (list, tuple)) else [params] * count
-        if len(params) != count:
-            raise PromptError(f"{count} prompts but {len(params)} sampling_params; give one, or one for each")
-        for wrong in (p for p in params if not isinstance(p, SamplingParams)):
-            raise ConfigError(
-                f"sampling_params must be SamplingParams, not {type(wrong).__name__}: SamplingParams(...)"
-            )
-        return params
-
     def _run(self, prompts, sampling_params, use_tqdm: bool, profile: bool, chat: bool) -> list[RequestOutput]:
-        params = self._params(sampling_params, len(prompts))
+        params = params_of(sampling_params, len(prompts), self.default_sampling_params)
         requests = [self.engine.make_request(p, s, chat=chat) for p, s in zip(prompts, params, strict=True)]
         for request in requests:
             self.engine.scheduler.check(request)
@@ -236,49 +213,25 @@ class LLM:
     def score(self, prompt: Prompt, start: int = 1) -> list[float]:
         """Log-probability of the prompt's tokens from number `start` on, each given all before it (natural log).
 
-        The LM head runs a few rows at a time, so no [n, V] matrix ever exists. Raises PromptError, see `logits`.
+        Raises PromptError, see `logits`.
         """
         scores: list[float] = []
         for logits, ids in self.logits(prompt, start):
             scores += logits.log_softmax(-1).gather(1, ids[:, None])[:, 0].tolist()
         return scores
 
-    @torch.inference_mode()
     def logits(self, prompt: Prompt, start: int = 1, step: int | None = None) -> Iterator[tuple[torch.Tensor, ...]]:
         """Yield (logits [n, V] in float32, ids [n]) that belong together: the tokens from number `start` on, and the
-        logits from which each of them would be drawn, at most SCORE_ROWS at a time.
+        logits from which each of them would be drawn, a few rows at a time.
 
         step  tokens per forward pass from there on, after a prefill of those before; 1 takes the way of a decode.
               Default: the token budget for all of them
 
         Raises PromptError when the prompt does not fit or `start` is not one of its tokens with one before it.
         """
-        engine, pool = self.engine, self.engine.scheduler.block_pool
-        request = engine.make_request(prompt, self.default_sampling_params)
-        engine.scheduler.check(request)
-        ids, budget = request.token_ids, self.config.max_num_batched_tokens
-        if not isinstance(start, int) or not 1 <= start <= len(ids):
-            raise PromptError(f"start={start!r} must be from 1, the first token with one before it, to {len(ids)}")
-        if step is not None and (not isinstance(step, int) or step < 1):
-            raise PromptError(f"step={step!r} must be an integer of at least 1, or None for the token budget")
-        needed = -(-len(ids) // pool.block_size)
-        if needed > pool.num_free:
-            raise PromptError(f"scoring needs {needed} blocks and {pool.num_free} are free; let running requests end")
-        table = pool.allocate(needed)
-        try:
-            stepwise = 0 if step is None else start - 1
-            begins = [*range(0, stepwise, budget), *range(stepwise, len(ids), step or budget)]
-            for begin, end in pairwise([*begins, len(ids)]):
-                batch = Batch.build([ids[begin:end]], [end], [table], pool.block_size, device=engine.model.device)
-                hidden = engine.model.hidden(batch, engine.kv_cache, engine.attend)  # row i: token begin + i + 1
-                first = max(begin, start - 1)
-                targets = torch.tensor(ids[first + 1 : end + 1], device=hidden.device)
-                rows = hidden[first - begin :][: len(targets)]
-                for some, wanted in zip(rows.split(SCORE_ROWS), targets.split(SCORE_ROWS), strict=True):
-                    if len(wanted):
-                        yield engine.model.lm_head(some), wanted
-        finally:
-            pool.free(table)
+        request = self.engine.make_request(prompt, self.default_sampling_params)
+        self.engine.scheduler.check(request)
+        return token_logits(self.engine, request.token_ids, self.config.max_num_batched_tokens, start, step)
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a running request; its blocks are free when this returns. None if it is not running."""
@@ -302,13 +255,6 @@ class LLM:
 
     def __exit__(self, *exc_info) -> None:
         self.close()
-
-
-def _listed(prompts: Iterable) -> list:
-    """What may be a generator, gone through once."""
-    if not isinstance(prompts, Iterable):
-        raise PromptError(f"a prompt is text or a list of token ids, not {type(prompts).__name__}")
-    return list(prompts)
 
 
 def _progress_bar(total: int):

@@ -71,10 +71,14 @@ def perplexity(
 ) -> Perplexity:
     """Score token ids [n] through `LLM.score`, with a progress bar under this title.
 
-    Raises PromptError when there are too few tokens for two windows, without which there is no standard error, or when
-    a window does not fit the engine.
+    Raises PromptError when there are too few tokens for two windows, without which there is no standard error, when a
+    window does not fit the engine, or for ids and sizes that are none.
     """
-    if not 1 <= stride < window:
+    ids = llm.tokenizer.check_ids(ids)
+    for name, value in (("window", window), ("stride", stride)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise PromptError(f"{name}={value!r} must be an integer of at least 1: so many tokens")
+    if stride >= window:
         raise PromptError(f"stride={stride} must be from 1 to window - 1 = {window - 1}, so that windows overlap")
     if len(ids) <= window:
         raise PromptError(f"{len(ids)} tokens are one window of {window}; a standard error needs more than one")
@@ -82,7 +86,7 @@ def perplexity(
     losses, counts = [], []
     with _progress_bar(len(starts), title) if use_tqdm else nullcontext() as bar:
         for start in starts:
-            scores = llm.score(list(ids[start : start + window]), start=1 if start == 0 else window - stride)
+            scores = llm.score(ids[start : start + window], start=1 if start == 0 else window - stride)
             losses.append(-math.fsum(scores))
             counts.append(len(scores))
             if bar is not None:

@@ -49,7 +49,7 @@ class SamplingParams:
             truth(name, getattr(self, name))
         if any(not isinstance(s, str) or not s for s in self.stop):
             raise ConfigError(f"stop={self.stop!r} must hold non-empty strings")
-        if any(not isinstance(t, int) or t < 0 for t in self.stop_token_ids):
+        if any(isinstance(t, bool) or not isinstance(t, int) or t < 0 for t in self.stop_token_ids):
             raise ConfigError(f"stop_token_ids={self.stop_token_ids!r} must hold token ids")
         positive("n", self.n)
         positive("max_tokens", self.max_tokens)

@@ -36,10 +36,10 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
         """The prompt text. Raises PromptError when these are no messages or the template fails on them."""
-        if isinstance(messages, (str, Mapping)) or not messages:
+        if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence) or not messages:
             raise PromptError(f"messages={messages!r:.80} must be a non-empty list of dictionaries")
         for message in messages:
-            if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            if not _is_message(message):
                 raise PromptError(f'{message!r:.80} is not a message such as {{"role": "user", "content": "Hi"}}')
         try:
             return self._template.render(messages=[dict(message) for message in messages], **variables)
@@ -47,6 +47,14 @@ class ChatTemplate:
             raise PromptError(
                 f"the model's chat template refused the messages: {type(error).__name__}: {error}"
             ) from error
+
+
+def _is_message(message) -> bool:
+    """Content is text, or parts for templates that know them; a message may lack it that has something else to say."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        return False
+    content = message.get("content")
+    return isinstance(content, (str, list, Mapping)) or content is None and bool(set(message) - {"role", "content"})
 
 
 class _GenerationTag(Extension):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import codecs
 import operator
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -197,9 +197,12 @@ class Tokenizer:
     def check_ids(self, ids: Iterable[int]) -> list[int]:
         """`ids` as a list of Python ints. Raises PromptError unless all are integers inside the vocabulary."""
         try:
-            if isinstance(ids, (str, bytes)):
-                raise TypeError("text")
-            checked = [operator.index(id) for id in ids]
+            if isinstance(ids, (str, bytes, Mapping, Set)):
+                raise TypeError("not integers in an order")
+            given = list(ids)
+            checked = [operator.index(id) for id in given]
+            if bool in map(type, given):
+                raise TypeError("True is no token")
         except TypeError as error:
             raise PromptError(f"expected a list of token ids (integers), got {ids!r:.80}") from error
         for id in checked:
