@@ -9,11 +9,12 @@ What an operation uses inside itself and gives back before it returns is not see
 
 from __future__ import annotations
 
+import functools
 import weakref
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 
 class PeakMemory(TorchDispatchMode):
@@ -25,25 +26,33 @@ class PeakMemory(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.now = self.peak = 0
-        self._counted = weakref.WeakSet()
+        self._alive: dict[int, weakref.ref] = {}  # by address
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        given = {pointer for pointer, _ in _memory((args, kwargs))}
-        for pointer, storage in _memory(result):
-            if pointer not in given and storage not in self._counted:
-                self._counted.add(storage)
-                size = storage.nbytes()
+        for tensor in _tensors((result,)):
+            storage = tensor.untyped_storage()
+            address, size = storage.data_ptr(), storage.nbytes()
+            if size and address not in self._alive and not _holds(address, (*args, *(kwargs or {}).values())):
+                self._alive[address] = weakref.ref(storage, functools.partial(self._drop, address, size))
                 self.now += size
                 self.peak = max(self.peak, self.now)
-                weakref.finalize(storage, self._drop, size)
         return result
 
-    def _drop(self, size: int) -> None:
+    def _drop(self, address: int, size: int, _) -> None:
+        del self._alive[address]
         self.now -= size
 
 
-def _memory(tree) -> list[tuple[int, torch.UntypedStorage]]:
-    """(address, storage) behind each tensor in nested containers."""
-    storages = (leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
-    return [(storage.data_ptr(), storage) for storage in storages]
+def _holds(address: int, values: Iterable) -> bool:
+    """Whether a result lies in memory that came in: a view, or something that was written in place."""
+    return any(tensor.untyped_storage().data_ptr() == address for tensor in _tensors(values))
+
+
+def _tensors(values: Iterable) -> Iterator[torch.Tensor]:
+    """Those among some arguments or results, also inside lists."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
