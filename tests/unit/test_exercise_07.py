@@ -16,7 +16,7 @@ from minillm import LLM, SamplingParams
 from minillm.block_pool import BlockPool
 from minillm.course.build.addresses import ROOT
 from minillm.course.checks.ex07 import TASKS as CHECKED
-from minillm.course.checks.prefix_pool import Books
+from minillm.course.checks.prefix_books import Books
 from minillm.course.checks.prompt_order import work
 from minillm.course.engine_so_far import waiting_prompts
 from minillm.course.engine_so_far.waiting_prompts import BLOCK_SIZE, WaitingPrompts
@@ -202,7 +202,7 @@ def test_the_header_counts_what_the_tasks_count():
     assert f"{sum(minutes)} minutes · 3 tasks, {sum(points)} points" in EXERCISE["title"].source
 
 
-def test_the_printed_answers_begin_with_a_clear_choice():
+def test_the_first_tokens_are_clear_choices_so_that_no_order_flips_one():
     names = {}
     with LLM("smollm2-135m-instruct", dtype="float32", num_kv_blocks=32) as llm:
         source = EXERCISE["finale"].source.replace('LLM(dtype="float32")', "llm")

@@ -45,7 +45,7 @@ def key_cases(seed: int) -> list[Case]:
         low, high = ([text(sorted(r.sample(ids, size)))] for ids in (range(30, 60), range(150, 250)))
         return {"items": [item], "plain": low + high, "texts": list(texts)}
 
-    a, b, c = (r.randint(1, 9) for _ in range(3))
+    a, b, c = r.sample(range(1, 10), 3)
     block, other = (r.sample(range(20, 200), size) for _ in range(2))
     turned, rest = [*block[:-2], block[-1], block[-2]], block[2:]
     high = r.randint(1000, 9000)

@@ -1,16 +1,16 @@
 """Checks a block pool that finds prompts again: what it hands out, what it refuses, and what it forgets.
 
-Each case is a short history of requests. The oracle keeps its own blocks, with the time at which each was freed, and
-says how many tokens are found at each start; the learner's block numbers may be any, as long as no block in use is
-handed out and each block that is called cached holds what it should. Task 3 of exercise 07.
+Each case is a short history of requests. The oracle (prefix_books.py) says how many tokens are found at each start; the
+learner's block numbers may be any, as long as no block in use is handed out and each block that is called cached holds
+what it should. Task 3 of exercise 07.
 """
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
 
 from minillm.course.checks.answers import plain
+from minillm.course.checks.prefix_books import Books
 from minillm.course.grader.task import Case, Record, Verdicts
 
 POOL_ITEMS = (
@@ -85,7 +85,9 @@ def pool_cases(seed: int) -> list[Case]:
     everything = new(3, 1)  # four blocks
     more, another = new(2, 1), a[: 2 * size] + new(0, 2)
     one = new(1, 1)
+    turned = a[size : 2 * size] + a[:size] + new(0, 1)
     found = [
+        history("found again", 8).run("a", a).run("b", turned),
         history("found again", 4).run("a", a).run("b", a).run("c", a).run("x", everything),
         history("whole prompt", 4).run("a", whole).run("b", whole).run("c", whole).run("x", everything),
         (
@@ -146,58 +148,6 @@ def _types(answer: object) -> str:
     """The type of an answer that is no pair of a list and a number, with those of its parts."""
     inside = ", ".join(type(x).__name__ for x in answer[:3]) if isinstance(answer, tuple | list) else ""
     return f"{type(answer).__name__} of {inside}" if inside else type(answer).__name__
-
-
-# ---- the oracle ----------------------------------------------------------------------------------
-
-
-@dataclass
-class Cell:
-    """A block of the oracle: the text that it is found by, who uses it, and when it was freed."""
-
-    freed: int
-    text: tuple[int, ...] | None = None
-    users: set[str] = field(default_factory=set)
-
-
-class Books:
-    """What a pool has to do, over blocks that have a time instead of a place in a queue."""
-
-    def __init__(self, num_blocks: int, size: int):
-        self.size, self.time = size, num_blocks
-        self.cells = [Cell(freed=time) for time in range(num_blocks)]
-        self.tables: dict[str, list[Cell]] = {}
-
-    def start(self, who: str, tokens: list[int], room: int) -> int | None:
-        """Tokens that are found, None when the request does not fit."""
-        listed, table = {cell.text: cell for cell in self.cells if cell.text}, []
-        while (len(table) + 1) * self.size < len(tokens):
-            cell = listed.get(tuple(tokens[: (len(table) + 1) * self.size]))
-            if cell is None:
-                break
-            table.append(cell)
-        found, needed = len(table), (len(tokens) + room + self.size - 1) // self.size
-        spare = sorted((c for c in self.cells if not c.users and c not in table), key=lambda c: c.freed)
-        if needed - found > len(spare):
-            return None
-        for cell in spare[: needed - found]:
-            cell.text = None
-            table.append(cell)
-        for cell in table:
-            cell.users.add(who)
-        self.tables[who] = table
-        return found * self.size
-
-    def computed(self, who: str, tokens: list[int], n: int) -> None:
-        for i in range(n // self.size):
-            text = tuple(tokens[: (i + 1) * self.size])
-            if all(cell.text != text for cell in self.cells):
-                self.tables[who][i].text = text
-
-    def end(self, who: str) -> None:
-        for cell in self.tables.pop(who)[::-1]:
-            cell.users.discard(who)
-            cell.freed, self.time = self.time, self.time + 1
 
 
 # ---- verdicts ------------------------------------------------------------------------------------
@@ -271,7 +221,10 @@ def _cached_fault(
             if block in used:
                 return f"block {block} is given to {who} as a new one while {used[block]} uses it"
         elif holds.get(block) != tuple(tokens[: (i + 1) * size]):
-            if block in holds:
+            held = holds.get(block)
+            if held and list(held[-size:]) == tokens[i * size : (i + 1) * size]:
+                what = "holds K and V of these tokens behind another beginning, and those are others"
+            elif held is not None:
                 what = "was taken for other tokens: forget what a block held when you hand it out as a new one"
             else:
                 what = "has rows that nobody has computed: publish full blocks of the first n tokens, and no others"
