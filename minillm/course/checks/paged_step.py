@@ -71,7 +71,7 @@ def step_cases(seed: int) -> list[Case]:
                     memory[0, block, row] = 1.25 * codes[target]
                     memory[1, block, row] = torch.randn(kv_heads, D, generator=g)
             if item == "itself":
-                k[i], v[i] = codes[target], torch.randn(kv_heads, D, generator=g)
+                k[i], v[i] = codes[target], 0.5 + torch.rand(kv_heads, D, generator=g)  # as a key it would be loud
             elif item in WRITES:
                 k[i] = 0.01 * torch.randn(kv_heads, D, generator=g)
                 v[i] = 0.01 * torch.randn(kv_heads, D, generator=g) if item == "keys and values" else k[i]
