@@ -13,7 +13,7 @@ from minillm.server.run import listen
 
 MODEL = "random:tiny"
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
-WAIT_S = 30
+WAIT_S = 120  # for what takes a second on an idle machine
 
 
 def make_llm(**options):

@@ -458,9 +458,8 @@ def test_fp8_needs_a_gpu_that_has_it_and_int8_does_not(monkeypatch, capability, 
 # -- several ranks, and the real model
 
 
-@pytest.mark.parametrize("cut", ["heads", "layers"])
-def test_two_ranks_keep_their_heads_or_layers_in_eight_bits(tiny, session_seed, kv_dtype, cut):
-    name = "int8" if kv_dtype == INT8 else "fp8"
+@pytest.mark.parametrize("name, kv_dtype, cut", [("int8", INT8, "heads"), ("fp8", FP8, "layers")])
+def test_two_ranks_keep_their_heads_or_layers_in_eight_bits(tiny, session_seed, name, kv_dtype, cut):
     prompts = random_prompts(tiny, [5, 37], session_seed + 8)
     ranks = {"tensor_parallel_size": 2} if cut == "heads" else {"pipeline_parallel_size": 2}
     with LLM("random:tiny", kv_cache_dtype=name, **ranks, **OPTIONS) as two:

@@ -72,6 +72,7 @@ def test_an_unknown_section_is_refused_with_the_known_ones():
     assert done.returncode == 2 and "flash prefill" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_check_needs_nothing_beside_torch_triton_and_numpy(tmp_path):
     """On a rented GPU there is often no more. Blocked: model files, tokenizers, notebooks, progress bars."""
     blocked = """gguf transformers tokenizers safetensors jinja2 regex tqdm psutil numba llvmlite matplotlib IPython

@@ -275,10 +275,10 @@ def test_nbval_compares_prints_but_neither_measured_lines_nor_stderr(root):
     good = path.read_text(encoding="utf-8")
     assert text != good
     path.write_text(good.replace("print(5)", "import sys; sys.stderr.write('a warning'); print(5)"), encoding="utf-8")
-    assert run_nbval(root).returncode == 0, "times, addresses and warnings are left out"
-    path.write_text(good.replace("print(5)", "print(6)"), encoding="utf-8")
-    changed = run_nbval(root)
-    assert changed.returncode == 1 and "1 failed, 1 passed" in changed.stdout
+    (path.parent / "01_changed.ipynb").write_text(good.replace("print(5)", "print(6)"), encoding="utf-8")
+    done = run_nbval(root)
+    assert done.returncode == 1 and "1 failed, 3 passed" in done.stdout, "times, addresses and warnings are left out"
+    assert "01_changed.ipynb::" in done.stdout and "00_first.ipynb::" not in done.stdout.split("short test summary")[1]
 
 
 def test_counts_tell_compared_cells_from_ignored_and_unrun_ones(root):

@@ -4,7 +4,7 @@ import psutil
 
 from minillm import LLM, SamplingParams
 
-WAIT_S = 30  # for what takes a second on an idle machine
+WAIT_S = 120  # for what takes a second on an idle machine
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 OPTIONS = dict(dtype="float32", attention="sdpa", num_kv_blocks=64, max_num_batched_tokens=16)
 
