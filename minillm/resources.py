@@ -136,8 +136,10 @@ def choose_num_blocks(
     """
     per_block = kv_bytes_per_block(model, config.block_size, kv_dtype or dtype)
     if config.num_kv_blocks is not None:
+        check_memory("num_kv_blocks", config.num_kv_blocks, per_block, device)
         return config.num_kv_blocks, f"{config.num_kv_blocks} blocks: asked for"
     if config.kv_cache_memory_bytes is not None:
+        check_memory("kv_cache_memory_bytes", config.kv_cache_memory_bytes, 1, device)
         budget, why = config.kv_cache_memory_bytes, "kv_cache_memory_bytes"
     elif device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
@@ -157,6 +159,19 @@ def choose_num_blocks(
             f"{per_block:,}; raise that limit or choose a smaller block_size"
         )
     return num_blocks, f"{num_blocks} blocks of {per_block} bytes: {why}"
+
+
+def check_memory(name: str, value: int, num_bytes: int, device: torch.device) -> None:
+    """Raises ConfigError when an option asks for so many times `num_bytes` and the device has less in all."""
+    import psutil
+
+    on_gpu = device.type == "cuda"
+    total = torch.cuda.mem_get_info(device)[1] if on_gpu else psutil.virtual_memory().total
+    if value * num_bytes > total:
+        raise ConfigError(
+            f"{name}={value} takes {value * num_bytes:,} bytes and this {device.type} device has {total:,} in all; "
+            f"lower it"
+        )
 
 
 def activation_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:

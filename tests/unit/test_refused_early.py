@@ -40,6 +40,12 @@ def no_engine(monkeypatch):
         ({"enable_chunked_prefill": False, "max_num_batched_tokens": 9, "max_model_len": 10}, "prefill=False needs"),
         ({"early_exit_layer": 3}, "early_exit_layer=3 is not one of this model's layers, 1 to 2"),
         ({"kv_cache_memory_bytes": 1}, "may use 1 bytes"),
+        (
+            {"num_kv_blocks": 10**12},
+            "num_kv_blocks=1000000000000 takes 4,096,000,000,000,000 bytes and this cpu device has",
+        ),
+        ({"num_kv_blocks": 10**30}, "in all; lower it"),
+        ({"kv_cache_memory_bytes": 10**15}, "takes 1,000,000,000,000,000 bytes"),
         ({"block_size": 10**9}, "one block of 1000000000 tokens"),
         ({"max_model_len": 2049}, "max_model_len=2049 is more than the 2048"),
         ({"attention": "sliding_window(sinks=2)"}, "this model has none"),
