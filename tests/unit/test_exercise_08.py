@@ -62,7 +62,7 @@ def lesson_functions() -> dict:
 def test_the_lessons_function_and_the_engines_file_do_not_solve_task_2(session_seed):
     from minillm.attention import flash
 
-    lesson, items = lesson_functions()["flash_attention"], TASKS["ex08.2"].items
+    lesson = lesson_functions()["flash_attention"]
 
     def pasted(q, k, v, query_tile=64, key_tile=64, window=None, sinks=0):
         return lesson(q, k, v, query_tile)
@@ -73,8 +73,7 @@ def test_the_lessons_function_and_the_engines_file_do_not_solve_task_2(session_s
     assert try_here(TASKS["ex08.2"], lesson, session_seed).score == 0
     of_sinks = {"sinks", "sinks end inside a tile", "sinks inside the window", "the gap is not read"}
     assert set(try_here(TASKS["ex08.2"], engines, session_seed).lost) == of_sinks
-    lost = set(try_here(TASKS["ex08.2"], pasted, session_seed).lost)
-    assert lost >= of_sinks | {"window", "half precision"} and len(lost) < len(items)
+    assert set(try_here(TASKS["ex08.2"], pasted, session_seed).lost) == of_sinks | {"window"}
 
 
 def test_two_parts_of_the_same_weight_show_one_bug_of_the_starters_four(session_seed):
