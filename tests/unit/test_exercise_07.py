@@ -203,12 +203,12 @@ def test_the_header_counts_what_the_tasks_count():
 
 
 def test_the_first_tokens_are_clear_choices_so_that_no_order_flips_one():
-    names = {}
     with LLM("smollm2-135m-instruct", dtype="float32", num_kv_blocks=32) as llm:
         source = EXERCISE["finale"].source.replace('LLM(dtype="float32")', "llm")
         exec(source.split("queue = ")[0], names := {"llm": llm})
         params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=2)
-        outputs = llm.generate(names["prompts"], params, use_tqdm=False)
+        order = [i for i, _ in waiting_prompts.plan_prompts(names["prompts"], [], BLOCK_SIZE)]
+        outputs = [llm.generate(names["prompts"][i], params, use_tqdm=False)[0] for i in order]
     for output in outputs:
         best, second = sorted((entry.logprob for entry in output.outputs[0].logprobs[0].values()), reverse=True)[:2]
         assert best - second > MARGIN

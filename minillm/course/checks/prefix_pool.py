@@ -132,7 +132,7 @@ def pool_drive(PrefixPool, case: Case) -> Record:
                 break
             if answer is None:
                 continue
-            if not isinstance(answer, tuple | list) or len(answer) != 2 or not isinstance(answer[0], list):
+            if not isinstance(answer, tuple | list) or len(answer) != 2 or not isinstance(answer[0], tuple | list):
                 start["form"] = _types(answer)
                 break
             tables[who] = answer[0]
@@ -145,7 +145,7 @@ def pool_drive(PrefixPool, case: Case) -> Record:
 
 
 def _types(answer: object) -> str:
-    """The type of an answer that is no pair of a list and a number, with those of its parts."""
+    """The type of an answer that is no pair of a table and a number, with those of its parts."""
     inside = ", ".join(type(x).__name__ for x in answer[:3]) if isinstance(answer, tuple | list) else ""
     return f"{type(answer).__name__} of {inside}" if inside else type(answer).__name__
 
@@ -186,7 +186,7 @@ def _start_fault(event: dict, start: dict, wanted: int | None, tables: dict, hol
     free = num_blocks - len({block for table in tables.values() for block in table})
     request = f"{who} needs {needed} blocks"
     if start["form"]:
-        return f"start returned {start['form']}; wanted are the table, a list, and a number of tokens, or None"
+        return f"start returned {start['form']}; wanted are a list of blocks and a number of tokens, or None"
     if wanted is None:
         if start["error"] or start["table"] is not None:
             what = f"ends in {start['error']}" if start["error"] else "gets them"
