@@ -233,6 +233,11 @@ class EngineConfig:
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
+    def num_seats(self) -> int:
+        """Sequences that may run at once: each gets a token in every step, so there are never more than the budget."""
+        return min(self.max_num_seqs, self.max_num_batched_tokens)
+
+    @property
     def chunk_limit(self) -> int | None:
         """Most tokens of one prompt per step, whichever of its two names was used; None: the whole budget."""
         return self.long_prefill_token_threshold or self.prefill_chunk_size

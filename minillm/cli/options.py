@@ -98,8 +98,9 @@ def open_llm(args):
     """
     from minillm.llm import LLM
     from minillm.sampling_params import SamplingParams
+    from minillm.scheduler.books import check_completions
 
-    SamplingParams(**sampling_options(args))
+    check_completions(SamplingParams(**sampling_options(args)).n, engine_config(args).num_seats)
     llm = LLM(**engine_options(args))
     gc.collect()
     gc.freeze()

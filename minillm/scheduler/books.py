@@ -28,8 +28,7 @@ class Books:
     def __init__(self, config: EngineConfig, block_pool: BlockPool, max_model_len: int):
         self.block_pool = block_pool
         self.max_model_len = max_model_len
-        # every running sequence must get a token in every step, so there are never more of them than budget
-        self.max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
+        self.max_num_seqs = config.num_seats
         self.max_queued_requests = config.max_queued_requests
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
@@ -87,11 +86,7 @@ class Books:
                 f"a prompt of {length} tokens needs {pool.blocks_for(length)} KV blocks of {pool.block_size} tokens "
                 f"and the cache has {pool.num_blocks}; shorten it or raise num_kv_blocks"
             )
-        if request.params.n > self.max_num_seqs:
-            raise PromptError(
-                f"n={request.params.n} completions are more than can run at once, {self.max_num_seqs} (the smaller of "
-                f"max_num_seqs and max_num_batched_tokens); ask for fewer or raise those"
-            )
+        check_completions(request.params.n, self.max_num_seqs)
 
     def commit(self, step: Step) -> None:
         """The step's K and V are in the cache: count them, and let other prompts find the full blocks."""
@@ -208,6 +203,15 @@ class Books:
         self.block_pool.free(request.block_table)
         request.block_table = []
         request.num_computed_tokens = 0
+
+
+def check_completions(n: int, num_seats: int) -> None:
+    """Raises PromptError when the completions of one prompt, which run together, are more than may run at once."""
+    if n > num_seats:
+        raise PromptError(
+            f"n={n} completions are more than can run at once, {num_seats} (the smaller of max_num_seqs and "
+            f"max_num_batched_tokens); ask for fewer or raise those"
+        )
 
 
 def _priority(request: Request) -> int:

@@ -69,6 +69,7 @@ def test_rows_that_no_group_of_four_bits_divides_are_refused_before_they_are_rea
     [
         (["generate", "hi", "--temperature", "-1"], "temperature=-1.0"),
         (["generate", "hi", "--n", "0"], "n=0 must be"),
+        (["generate", "hi", "--n", "6", "--max-num-seqs", "5"], "n=6 completions are more than can run at once, 5"),
         (["generate", "hi", "--stop", ""], "stop=('',)"),
         (["chat", "--top-p", "nan"], "top_p=nan"),
         (["generate", "--stream-prompt", "no such.txt"], "no such.txt cannot be read"),
