@@ -96,20 +96,25 @@ def step_cases(seed: int) -> list[Case]:
     ]
 
 
-class _Watch(TorchDispatchMode):
-    """Counts operations, and the numbers in the largest tensor that was made and is not a view of `memory`."""
+def _watch(memory: torch.Tensor) -> TorchDispatchMode:
+    """Counts operations, and the numbers in the largest tensor that was made and is not a view of `memory`.
 
-    def __init__(self, memory: torch.Tensor):
-        super().__init__()
-        self.home, self.operations, self.largest = memory.untyped_storage().data_ptr(), 0, 0
+    The class is made here because the learner's code calls it, and what this module defines is hidden from that.
+    """
+    home = memory.untyped_storage().data_ptr()
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        self.operations += 1
-        for made in out if isinstance(out, tuple | list) else [out]:
-            if isinstance(made, torch.Tensor) and made.untyped_storage().data_ptr() != self.home:
-                self.largest = max(self.largest, made.numel())
-        return out
+    class Watch(TorchDispatchMode):
+        operations = largest = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            self.operations += 1
+            for made in out if isinstance(out, tuple | list) else [out]:
+                if isinstance(made, torch.Tensor) and made.untyped_storage().data_ptr() != home:
+                    self.largest = max(self.largest, made.numel())
+            return out
+
+    return Watch()
 
 
 def step_drive(decode_pages, case: Case) -> Record:
@@ -119,7 +124,7 @@ def step_drive(decode_pages, case: Case) -> Record:
         memory = case["memory"].clone()
         inputs = [case[name][part].clone() for name in ("q", "k", "v")]
         tables, lengths = case["tables"][part].clone(), case["lengths"][part].clone()
-        with _Watch(memory) as watch:
+        with _watch(memory) as watch:
             out = decode_pages(*inputs, memory, tables, lengths)
         watched.append(watch)
     operations = [watch.operations for watch in watched]
