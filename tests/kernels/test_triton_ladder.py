@@ -16,8 +16,8 @@ from tests.unit.engines import (
     make_engine,
     note_preemptions,
     random_prompts,
-    recomputed,
     run,
+    sure_prompts,
     whole,
 )
 
@@ -35,8 +35,7 @@ def family(request):
 @pytest.fixture(scope="module")
 def solo(family, session_seed):
     """Prompts, and the tokens that recomputation without a cache gives for them."""
-    prompts = random_prompts(family, LENGTHS, session_seed)
-    return prompts, [recomputed(family, prompt, NEW) for prompt in prompts]
+    return sure_prompts(family, LENGTHS, session_seed, NEW)
 
 
 def test_cached_generation_equals_recomputing_everything(family, solo):

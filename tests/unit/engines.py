@@ -1,5 +1,7 @@
 """Engines built by hand from their parts, for tests that need to reach into them."""
 
+import random
+
 import torch
 
 from minillm.attention.choose import choose_attention
@@ -16,6 +18,9 @@ B = 16  # block size
 MAX_LEN = 128
 NEW = 20
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW, ignore_eos=True)
+NEAR_TIE = 1e-4
+"""Lead of a token over the next one, relative to the largest logit, below which another order of sums might choose the
+other: a hundred times what that changes. One greedy token in a thousand has less."""
 
 
 def attention(body):
@@ -80,11 +85,31 @@ def whole(parts, tokens, body="naive", kv_dtype=None):
 
 
 def recomputed(parts, prompt, n=NEW, body="naive"):
-    """The bottom of every ladder: n greedy tokens, for each of them the whole sequence run again without a cache."""
+    """The bottom of every ladder: n greedy tokens, for each of them the whole sequence run again without a cache.
+
+    None where one of them is a near tie.
+    """
     tokens = list(prompt)
     for _ in range(n):
-        tokens.append(int(whole(parts, tokens, body)[-1].argmax()))
+        logits = whole(parts, tokens, body)[-1]
+        first, second = logits.topk(2).values
+        if first - second < NEAR_TIE * logits.abs().max():
+            return None
+        tokens.append(int(logits.argmax()))
     return tokens[len(prompt) :]
+
+
+def sure_prompts(parts, lengths, seed, n=NEW, body="naive"):
+    """(random prompts, the n greedy tokens of each); a prompt that leads to a near tie is drawn again."""
+    rng, prompts, answers = random.Random(seed), [], []
+    for length in lengths:
+        tokens = None
+        while tokens is None:
+            (prompt,) = random_prompts(parts, [length], rng.getrandbits(32))
+            tokens = recomputed(parts, prompt, n, body)
+        prompts.append(prompt)
+        answers.append(tokens)
+    return prompts, answers
 
 
 def chunked_logits(parts, tokens, body, chunk, kv_dtype=None):

@@ -20,7 +20,7 @@ from minillm.scheduler import Step
 from minillm.scheduler.align import trim_to_multiple
 from minillm.simulator import RooflineStepTime, make_simulated_scheduler, poisson, simulate
 from tests.tolerances import LOGITS_FP32
-from tests.unit.engines import GREEDY, B, make_engine, note_preemptions, random_prompts, recomputed, run, whole
+from tests.unit.engines import GREEDY, B, make_engine, note_preemptions, random_prompts, run, sure_prompts, whole
 from tests.unit.fake_engine import FakeEngine
 
 DECODE = (1, 1)
@@ -160,10 +160,14 @@ REGIMES = [
 ]
 
 
+@pytest.fixture(scope="module")
+def answered(tiny, session_seed):
+    return sure_prompts(tiny, [1, B - 1, B, 2 * B + 1, 53, 70], session_seed)
+
+
 @pytest.mark.parametrize("regime", REGIMES, ids=str)
-def test_tokens_equal_recomputing_everything_also_after_preemptions_and_prefix_hits(tiny, session_seed, regime):
-    prompts = random_prompts(tiny, [1, B - 1, B, 2 * B + 1, 53, 70], session_seed)
-    expected = [recomputed(tiny, prompt) for prompt in prompts]
+def test_tokens_equal_recomputing_everything_also_after_preemptions_and_prefix_hits(tiny, answered, regime):
+    prompts, expected = answered
     engine = make_engine(tiny, **regime)
     preempted, chunks = note_preemptions(engine), note_shortened(engine)
     assert run(engine, prompts) == expected

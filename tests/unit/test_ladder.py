@@ -19,8 +19,8 @@ from tests.unit.engines import (
     make_engine,
     note_preemptions,
     random_prompts,
-    recomputed,
     run,
+    sure_prompts,
     whole,
 )
 
@@ -40,8 +40,7 @@ def family(request):
 @pytest.fixture(scope="module")
 def solo(family, session_seed):
     """Prompts and the tokens that recomputation without a cache gives for them."""
-    prompts = random_prompts(family, LENGTHS, session_seed)
-    return prompts, [recomputed(family, prompt) for prompt in prompts]
+    return sure_prompts(family, LENGTHS, session_seed)
 
 
 @pytest.mark.parametrize("body", BODIES)
@@ -114,8 +113,7 @@ def test_preempted_equals_not_preempted(family, solo, num_blocks):
 
 @pytest.mark.parametrize("max_num_seqs", [1, 3, 20, 33])
 def test_any_number_of_sequences_at_once_gives_the_same_tokens(tiny, session_seed, max_num_seqs):
-    prompts = random_prompts(tiny, [1 + 3 * i % 40 for i in range(33)], session_seed + 4)
-    expected = [recomputed(tiny, prompt, 3) for prompt in prompts]
+    prompts, expected = sure_prompts(tiny, [1 + 3 * i % 40 for i in range(33)], session_seed + 4, 3)
     params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
     assert run(make_engine(tiny, num_blocks=128, max_num_seqs=max_num_seqs), prompts, params) == expected
 
@@ -127,11 +125,11 @@ def test_whole_prompts_without_chunking_equal_chunked_ones(family, solo):
 
 
 def test_a_sequence_may_reach_exactly_max_model_len(tiny, session_seed):
-    (prompt,) = random_prompts(tiny, [MAX_LEN - 5], session_seed + 5)
+    (prompt,), (expected,) = sure_prompts(tiny, [MAX_LEN - 5], session_seed + 5, 5)
     params = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
     (tokens,) = run(make_engine(tiny), [prompt], params)
     assert len(prompt) + len(tokens) == MAX_LEN
-    assert tokens == recomputed(tiny, prompt, 5)
+    assert tokens == expected
 
 
 @pytest.mark.parametrize("n", [2, 3, 5])

@@ -14,7 +14,7 @@ from minillm import LLM, SamplingParams
 from minillm.doctor import report
 from minillm.errors import ConfigError, EngineClosedError, RankError
 from minillm.parallel import processes, start
-from tests.unit.engines import random_prompts
+from tests.unit.engines import sure_prompts
 from tests.unit.two_ranks import GREEDY, OPTIONS, WAIT_S, child_of, ended, is_alive, open_two, tokens
 
 MODELS = {"tied": "random:tiny", "untied": "random:tiny-qwen2"}
@@ -39,7 +39,7 @@ def both(request):
 @pytest.fixture
 def prompts(tiny):
     """Three prompts of 3 to 45 tokens, computed in chunks of at most 16; fresh in each test."""
-    return random_prompts(tiny, [45, 3, 20], int(torch.randint(2**31, ())))
+    return sure_prompts(tiny, [45, 3, 20], int(torch.randint(2**31, ())), 12)[0]
 
 
 # ---- the same answers ------------------------------------------------------------------------------

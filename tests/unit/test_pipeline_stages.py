@@ -20,7 +20,7 @@ from minillm.errors import CheckpointError, ConfigError
 from minillm.model import Transformer
 from minillm.pipeline.stages import StageTransformer, cut, layers_of_stage, weights_of_stage
 from tests.tolerances import LOGITS_FP32
-from tests.unit.engines import B, attention, random_prompts
+from tests.unit.engines import B, attention, sure_prompts
 from tests.unit.test_parallel_model import BASE, batches, logits_of, on_ranks, poisoned_cache, random_weights
 from tests.unit.two_ranks import GREEDY, OPTIONS, tokens
 
@@ -170,7 +170,7 @@ def both():
 
 @pytest.fixture
 def prompts(tiny):
-    return random_prompts(tiny, [45, 3, 20], int(torch.randint(2**31, ())))
+    return sure_prompts(tiny, [45, 3, 20], int(torch.randint(2**31, ())), 12)[0]
 
 
 def test_an_engine_of_two_stages_gives_the_tokens_and_scores_of_one_process(both, prompts):

@@ -13,7 +13,7 @@ from minillm.errors import ConfigError, StepError
 from minillm.kv_cache import KVLayer, copy_rows_and_padding
 from minillm.option_words import SCHEDULING_POLICIES
 from minillm.scheduler import SpeculativePrefillScheduler
-from tests.unit.engines import GREEDY, MAX_LEN, make_engine, random_prompts, run
+from tests.unit.engines import GREEDY, MAX_LEN, make_engine, random_prompts, run, sure_prompts
 
 ARMS = {policy: {} for policy in SCHEDULING_POLICIES}
 ARMS["static, padded"] = {"scheduling_policy": "static", "pad_batches": True}
@@ -29,11 +29,15 @@ def engine_of(tiny, arm, **options):
     return make_engine(tiny, **options)
 
 
+@pytest.fixture(scope="module")
+def answered(tiny, session_seed):
+    return sure_prompts(tiny, [3, 40, 17, 16, 1, 90, 33], session_seed)
+
+
 @pytest.mark.parametrize("body", ["cpu", "sdpa", "naive"])
 @pytest.mark.parametrize("arm", ARMS)
-def test_tokens_equal_those_of_a_solo_run(tiny, session_seed, arm, body):
-    prompts = random_prompts(tiny, [3, 40, 17, 16, 1, 90, 33], session_seed)
-    alone = [run(make_engine(tiny, body), [prompt])[0] for prompt in prompts]
+def test_tokens_equal_those_of_a_solo_run(tiny, answered, arm, body):
+    prompts, alone = answered
     assert run(engine_of(tiny, arm, body=body), prompts) == alone
     assert run(engine_of(tiny, arm, body=body, num_blocks=9), prompts) == alone  # with preemptions
     assert run(engine_of(tiny, arm, body=body, max_num_seqs=2), prompts) == alone

@@ -9,7 +9,7 @@ import torch
 from minillm import LLM
 from minillm.errors import RankError
 from minillm.parallel import start
-from tests.unit.engines import random_prompts
+from tests.unit.engines import sure_prompts
 from tests.unit.two_ranks import OPTIONS, child_of, ended, tokens
 
 CUTS = {"heads": {"tensor_parallel_size": 2}, "layers": {"pipeline_parallel_size": 2, "pipeline_chunk_size": 5}}
@@ -23,7 +23,7 @@ def options(request):
 
 @pytest.fixture
 def prompts(tiny):
-    return random_prompts(tiny, [45, 3, 20], int(torch.randint(2**31, ())))
+    return sure_prompts(tiny, [45, 3, 20], int(torch.randint(2**31, ())), 12)[0]
 
 
 def assert_broken(llm, prompts, says):

@@ -23,8 +23,8 @@ from tests.unit.engines import (
     make_engine,
     note_preemptions,
     random_prompts,
-    recomputed,
     run,
+    sure_prompts,
     whole,
 )
 
@@ -56,8 +56,7 @@ def under_the_mask(q, k, v, window):
 @pytest.fixture(scope="module")
 def answered(family, session_seed):
     """Prompts, and the tokens that recomputing everything under the window's mask gives for them."""
-    prompts = random_prompts(family, LENGTHS, session_seed)
-    return prompts, [recomputed(family, prompt, body=PerRequest(under_the_mask)) for prompt in prompts]
+    return sure_prompts(family, LENGTHS, session_seed, body=PerRequest(under_the_mask))
 
 
 # -- a window: every rung
@@ -120,8 +119,7 @@ def test_the_window_is_not_dense_attention(family, session_seed):
 
 @pytest.mark.parametrize("text", WHOLE)
 def test_a_whole_budget_generates_what_dense_attention_generates(tiny, session_seed, text):
-    prompts = random_prompts(tiny, LENGTHS, session_seed)
-    expected = run(make_engine(tiny, "naive"), prompts)
+    prompts, expected = sure_prompts(tiny, LENGTHS, session_seed)
     assert run(make_engine(tiny, text), prompts) == expected
     assert run(make_engine(tiny, text, prefill_chunk_size=B + 1), prompts) == expected
     assert run(make_engine(tiny, text, num_blocks=6), prompts) == expected
