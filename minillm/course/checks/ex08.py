@@ -19,7 +19,6 @@ READY_MADE = (
     "torch.Tensor.log_softmax",
     "torch.nn.functional.log_softmax",
     "torch.nn.functional.cross_entropy",
-    "minillm.llm.LLM.score",
 )
 
 TASKS = (
