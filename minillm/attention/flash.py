@@ -1,9 +1,9 @@
 """FlashAttention's algorithm in PyTorch: the softmax is built up tile by tile, the n x S matrix never exists.
 
 Two levels of tiles: a tile of queries keeps a running maximum, sum and output while it walks the tiles of
-keys that its queries can see; tiles that none of them sees are never read. In Python this is not faster
-than one big product: what falls is the memory, from n x S scores to one tile of them. Built in lesson 08,
-after FlashAttention-2 (Dao 2023, arXiv 2307.08691).
+keys that its queries can see; tiles that none of them sees are never read. The memory falls from n x S scores
+to one tile of them. In Python each tile costs some calls, so small tiles are slower than one big product.
+Built in lesson 08, after FlashAttention-2 (Dao 2023, arXiv 2307.08691).
 """
 
 from __future__ import annotations
