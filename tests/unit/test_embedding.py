@@ -22,7 +22,7 @@ from minillm.model import Transformer
 from minillm.parallel.model import ParallelTransformer
 from minillm.parallel.plan import lengths_of, pack, unpack
 from minillm.resources import why_embedding
-from tests.unit.engines import make_engine, random_prompts, run
+from tests.unit.engines import make_engine, run, sure_prompts
 
 V, E = 50, 8
 
@@ -106,8 +106,7 @@ def test_beside_the_layers_it_is_the_plain_lookup():
 def test_tokens_are_those_of_the_plain_engine_also_in_chunks(session_seed):
     checkpoint = load("random:tiny-mistral")  # untied
     parts = checkpoint, Transformer(checkpoint.config, checkpoint.weights)
-    prompts = random_prompts(parts, [1, 17, 53, 40], session_seed)
-    expected = run(make_engine(parts), prompts)
+    prompts, expected = sure_prompts(parts, [1, 17, 53, 40], session_seed)
     engine, link = make_engine(parts, prefill_chunk_size=16), PromptLink()
     engine.model.embed = HostEmbedding(engine.model.embedding, link)
     steps, schedule = [], engine.scheduler.schedule

@@ -11,7 +11,7 @@ from minillm.course import mine
 from minillm.course.engine_so_far import STAGES, boot, stages_until
 from minillm.course.engine_so_far.textbook import TextbookModel
 from minillm.errors import GradeError, StepError
-from tests.unit.engines import make_engine, random_prompts, run
+from tests.unit.engines import make_engine, run, sure_prompts
 from tests.unit.test_plug import causal, first_come, join, masked, slots
 
 KEYS = [stage.key for stage in STAGES]
@@ -91,7 +91,7 @@ def llm():
 
 @pytest.fixture(scope="module")
 def prompts(tiny, session_seed):
-    return random_prompts(tiny, [1, 15, 16, 17, 40], session_seed)
+    return sure_prompts(tiny, [1, 15, 16, 17, 40], session_seed, NEW)[0]
 
 
 @pytest.fixture(scope="module")
