@@ -266,15 +266,17 @@ def in_a_new_process(program):
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, cwd=root)
 
 
-def test_numba_is_imported_only_when_the_cpu_body_is_made():
+def test_numba_is_imported_only_when_the_cpu_body_is_made_and_leaves_torch_its_threads():
+    """numba starts its pool, which torch shares, only once in a process."""
     program = """
 import sys, torch
 from minillm.attention import choose_attention
+torch.set_num_threads(3)
 choose_attention("cpu", torch.float32, "sdpa")
 choose_attention("cpu", torch.float32, "naive")
 assert "numba" not in sys.modules
 choose_attention("cpu", torch.float32)
-assert "numba" in sys.modules
+assert "numba" in sys.modules and torch.get_num_threads() == 3
 """
     result = in_a_new_process(program)
     assert result.returncode == 0, result.stderr
@@ -338,16 +340,3 @@ def test_the_oracle_agrees_with_arithmetic_by_hand():
     e = np.e
     out, lse = oracle(q, k, v)
     assert out.item() == pytest.approx((3 + 5 * e) / (1 + e)) and lse.item() == pytest.approx(np.log(1 + e))
-
-
-def test_building_the_body_leaves_torch_the_threads_it_was_given():
-    """In a process of its own: numba starts its pool, which torch shares, only once."""
-    code = (
-        "import torch; torch.set_num_threads(3)\n"
-        "from minillm.attention import CPUAttention\n"
-        "CPUAttention(torch.float32, use_numba=True)\n"
-        "print(torch.get_num_threads())"
-    )
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["3"]
