@@ -10,6 +10,7 @@ CUDA graphs.
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ import torch
 from minillm.attention.triton import TritonAttention
 from minillm.batch import Batch
 from minillm.config import EngineConfig
+from minillm.cuda_capture import CudaCapture, Replay
 from minillm.devices import by_gpu_name
 from minillm.embedding import HostEmbedding
 from minillm.model_config import ModelConfig
@@ -37,7 +39,7 @@ LAUNCH_SECONDS = 0.5e-3
 REACHED = 0.7
 """Share of a GPU's peak at which the products of a few hundred rows run."""
 
-Replay = Callable[[], torch.Tensor]
+logger = logging.getLogger(__name__)
 
 
 class Shape(NamedTuple):
@@ -55,7 +57,7 @@ class Graph:
     """
 
     batch: Batch
-    replay: Replay  # -> logits [num_requests, V], the same memory every time
+    replay: Replay  # -> logits [num_requests, V], the same memory for every graph and every time
     embedded: torch.Tensor | None = None
 
 
@@ -68,7 +70,8 @@ class StepGraphs:
     max_prompt_tokens        most rows of a step with a prompt in it; 0: only decodes are recorded
     capture                  records a forward pass and returns what replays it; tests run it directly instead
 
-    A shape is recorded when it is first needed.
+    A shape is recorded when it is first needed. Once that fails, as it does where memory ends, all graphs are dropped
+    with a warning and every step is left to the caller.
     """
 
     def __init__(
@@ -87,6 +90,8 @@ class StepGraphs:
         self.prompt_sizes = [size for size in PROMPT_SIZES if size <= max_prompt_tokens]
         self.prompt_requests = _up_to(PROMPT_REQUESTS, max_num_seqs)
         self.graphs: dict[Shape, Graph] = {}
+        self.failed = False
+        self._logits: torch.Tensor | None = None  # [max_num_seqs, V]: one for all, as each graph would keep its own
         self._capture = capture or CudaCapture()
 
     def __call__(self, batch: Batch) -> torch.Tensor | None:
@@ -95,11 +100,9 @@ class StepGraphs:
         None: there is no graph for such a step.
         """
         shape = self.shape_of(batch)
-        if shape is None:
+        graph = None if shape is None else self._graph(shape)
+        if graph is None:
             return None
-        if shape not in self.graphs:
-            self.graphs[shape] = self._record(shape)
-        graph = self.graphs[shape]
         fill(graph.batch, batch)
         if graph.embedded is not None:
             graph.embedded[: len(batch.token_ids)].copy_(self.model.embed(batch))
@@ -111,6 +114,8 @@ class StepGraphs:
         if num_requests == 0 or num_requests > self.decode_sizes[-1]:
             return None
         if max(batch.query_lens) == 1:
+            if not self.prompt_sizes and len(batch.logits_indices) < num_requests:
+                return None  # one token of a prompt
             size = _at_least(self.decode_sizes, num_requests)
             return Shape(size, size)
         if any(1 < n <= MOST_DECODED for n in batch.query_lens):
@@ -119,14 +124,36 @@ class StepGraphs:
         rows = _at_least(self.prompt_sizes, max(num_tokens, requests + MOST_DECODED))
         return None if rows is None else Shape(rows, requests)
 
+    def _graph(self, shape: Shape) -> Graph | None:
+        if shape not in self.graphs and not self.failed:
+            try:
+                self.graphs[shape] = self._record(shape)
+            except RuntimeError as error:  # the end of memory is one
+                self.failed = True
+                self.graphs.clear()
+                self._logits = None
+                logger.warning(
+                    "a step of %d rows was not recorded, so from here on all steps run eagerly, which is slower; with "
+                    "a lower gpu_memory_utilization there is more memory for graphs, with enforce_eager none is "
+                    "recorded: %s", shape.num_tokens, error,
+                )  # fmt: skip
+        return self.graphs.get(shape)
+
     def _record(self, shape: Shape) -> Graph:
         """A graph over buffers that hold nothing but padding: recording it leaves the cache as it is."""
         batch, embedded, model = self._padding(shape), None, self.model
+        if self._logits is None:
+            size = self.decode_sizes[-1], model.config.vocab_size
+            self._logits = torch.empty(size, dtype=torch.float32, device=model.device)
+        logits = self._logits[: shape.num_requests]
         if isinstance(model.embed, HostEmbedding):
             size = shape.num_tokens, model.config.hidden_size
             embedded = torch.zeros(size, dtype=model.dtype, device=model.device)
-        replay = self._capture(lambda: model.forward(batch, self.kv_cache, self.attend, embedded=embedded))
-        return Graph(batch, replay, embedded)
+
+        def run() -> torch.Tensor:
+            return logits.copy_(model.forward(batch, self.kv_cache, self.attend, embedded=embedded))
+
+        return Graph(batch, self._capture(run), embedded)
 
     def _padding(self, shape: Shape) -> Batch:
         device = self.model.device
@@ -204,30 +231,6 @@ def why_eager(config: EngineConfig, device: torch.device, attend) -> str:
     if not isinstance(attend, TritonAttention):
         return "none: this attention reads context lengths on the host"
     return ""
-
-
-class CudaCapture:
-    """Records on a GPU. All graphs share one pool of memory, because only one of them runs at a time."""
-
-    def __init__(self):
-        self.pool = None
-
-    def __call__(self, run: Replay) -> Replay:
-        side = torch.cuda.Stream()  # what compiles or allocates at its first call must do so before the recording
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            run()
-        torch.cuda.current_stream().wait_stream(side)
-        self.pool = self.pool or torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
-            logits = run()
-
-        def replay() -> torch.Tensor:
-            graph.replay()
-            return logits
-
-        return replay
 
 
 def _up_to(sizes: tuple[int, ...], most: int) -> list[int]:

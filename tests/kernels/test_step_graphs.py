@@ -10,6 +10,7 @@ from minillm.attention.triton import TritonAttention
 from minillm.checkpoint import load
 from minillm.config import EngineConfig
 from minillm.embedding import HostEmbedding
+from minillm.errors import ShapeError
 from minillm.model import Transformer
 from minillm.step_graphs import PROMPT_SIZES, Shape, StepGraphs, launch_bound_tokens, why_eager
 from tests.unit.engines import GREEDY, MAX_LEN, make_engine, poison, random_prompts, run
@@ -71,7 +72,8 @@ def test_rows_of_a_table_in_cpu_memory_are_looked_up_outside_of_the_graph(tiny, 
     graph = engine.step_graphs.graphs[Shape(4, 4)]
     assert ran and graph.embedded.shape == (4, network.config.hidden_size)
     network.embed = None  # whatever replays now has nothing but its own buffers
-    graph.replay()
+    with torch.inference_mode():
+        graph.replay()
 
 
 class AtOnce:
@@ -187,6 +189,63 @@ def test_every_step_of_a_shape_fits_its_graph():
             assert num_requests <= shape.num_requests and shape.num_tokens - shape.num_requests >= 16
     assert graphs.shape_of(StandIn([4097])) is None
     assert graphs.shape_of(StandIn([1] * 101)) is None
+
+
+@pytest.mark.parametrize("after", [0, 2])
+def test_where_a_recording_fails_every_step_runs_eagerly_from_then_on(tiny, session_seed, caplog, after):
+    """Memory may end at any graph; no request is lost, and what the graphs held is given back."""
+    prompts = random_prompts(tiny, [30, 5, 17, 3], session_seed)
+    engine, ran = with_graphs(tiny, budget=64, prompts=64)
+    record, tried = engine.step_graphs._capture, []
+
+    def capture(run):
+        tried.append(run)
+        if len(tried) > after:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return record(run)
+
+    engine.step_graphs._capture = capture
+    found = [run(engine, some, SHORT) for some in (prompts[:1], prompts)]
+    assert found == [run(make_engine(tiny, "naive"), some, SHORT) for some in (prompts[:1], prompts)]
+    assert len(tried) == after + 1 and len(ran) == (4 if after else 0), (
+        "a prompt and three decodes, if two are recorded"
+    )
+    assert shapes(engine) == set()
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and "out of memory" in record.message
+
+
+def test_a_mistake_of_the_caller_is_no_reason_to_run_eagerly(tiny, session_seed):
+    engine, _ = with_graphs(tiny)
+
+    def capture(run):
+        raise ShapeError("pages of another model")
+
+    engine.step_graphs._capture = capture
+    with pytest.raises(ShapeError):
+        run(engine, random_prompts(tiny, [5], session_seed), SHORT)
+
+
+def test_all_graphs_leave_their_logits_in_one_memory(tiny, session_seed):
+    """Each with its own, a hundred graphs would hold gigabytes."""
+    engine, _ = with_graphs(tiny, budget=64, prompts=64)
+    run(engine, random_prompts(tiny, [30, 17, 3], session_seed), SHORT)
+    run(engine, random_prompts(tiny, [40], session_seed), SHORT)
+    assert len(shapes(engine)) >= 3
+    with torch.inference_mode():
+        logits = [graph.replay() for graph in engine.step_graphs.graphs.values()]
+    assert len({rows.data_ptr() for rows in logits}) == 1
+
+
+def test_one_token_of_a_prompt_is_no_decode_where_prompts_run_eagerly(tiny, session_seed):
+    """Where prompt tokens leave the model early, a chunk of one token must not go through all layers."""
+    prompts = random_prompts(tiny, [9], session_seed)
+    engine, ran = with_graphs(tiny, budget=1)
+    assert run(engine, prompts, SHORT) == run(make_engine(tiny, "naive"), prompts, SHORT)
+    assert len(ran) == SHORT.max_tokens, "the last token of the prompt and three decodes"
+    engine, ran = with_graphs(tiny, budget=1, prompts=64)
+    run(engine, prompts, SHORT)
+    assert len(ran) == 8 + SHORT.max_tokens
 
 
 class StandIn:
