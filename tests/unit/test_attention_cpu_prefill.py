@@ -96,6 +96,13 @@ def test_a_bias_of_some_channels_is_taken_out_and_no_other_channel_is_touched():
     torch.testing.assert_close(left.float() + bias, k.float(), rtol=0, atol=0.02)
 
 
+def test_a_first_key_unlike_the_others_hides_no_bias():
+    k = torch.randn(300, 3, 16).to(BF16)
+    k[1:, 1, 5] += 100
+    _, bias = without_bias(k)
+    assert (bias != 0).nonzero().tolist() == [[1, 5]]
+
+
 @pytest.mark.usefixtures("always_products")
 def test_a_large_bias_of_all_keys_costs_no_precision():
     """Scores near 300, where neighbouring bfloat16 numbers are 2 apart: rounded there, the weights would be noise."""
