@@ -390,6 +390,14 @@ def test_prefill_in_chunks(family, session_seed, kv_dtype, chunk):
     follow(family, random_prompts(family, PROMPTS, session_seed + 3), kv_dtype, prefill_chunk_size=chunk)
 
 
+def test_a_mutant_whose_chunks_read_their_own_rows_only_is_noticed(tiny, session_seed, kv_dtype, monkeypatch):
+    prompts = random_prompts(tiny, PROMPTS, session_seed + 3)
+    monkeypatch.setattr("minillm.attention.cpu.request_keys", lambda k, v, *_: (k, v))
+    replies = run(make_engine(tiny, kv_dtype=kv_dtype, prefill_chunk_size=B - 1), prompts)
+    with pytest.raises(AssertionError):
+        assert_tokens_follow(tiny, prompts, replies, kv_dtype)
+
+
 def test_contiguous_rows(family, session_seed, kv_dtype):
     prompts = random_prompts(family, PROMPTS, session_seed + 4)
     follow(family, prompts, kv_dtype, num_blocks=8, contiguous=True, max_num_seqs=8)
