@@ -13,7 +13,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu_check.attention import bodies
-from benchmarks.gpu_check.models import generate, make_engine, random_model, random_prompts
+from benchmarks.gpu_check.models import generate, make_engine, random_model, random_prompts, replays
 from benchmarks.gpu_check.sections import Check
 from minillm.engine import Engine
 from minillm.sampling_params import SamplingParams
@@ -30,6 +30,8 @@ def rows(check: Check) -> Iterator[dict]:
         for n in (20,) if check.dry else (512, 2048):
             for graphs in (False, True):
                 engine = make_engine(model, attend, n + 1, with_graphs=graphs)
+                if graphs and not replays(engine, n):
+                    continue
                 what = f"prefill of {n}, " + ("graph" if graphs else "eager")
                 yield {"model": name, "what": what} | _measure(check, prefills(engine, n))
         for batch in (2,) if check.dry else (1, 8):

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from benchmarks.gpu_check.attention import bodies
 from benchmarks.gpu_check.measure import summary
-from benchmarks.gpu_check.models import config_of, generate, make_engine, random_model, random_prompts
+from benchmarks.gpu_check.models import config_of, generate, make_engine, random_model, random_prompts, replays
 from benchmarks.gpu_check.sections import Check
 from minillm.engine import Engine
 
@@ -33,9 +33,9 @@ def rows(check: Check) -> Iterator[dict]:
         for n in lengths:
             tried = {x: attend for x, attend in found.items() if x != "naive" or n <= NAIVE_UP_TO}
             engines = {x: make_engine(model, attend, n + NEW_TOKENS) for x, attend in tried.items()}
-            if "triton" in found and n < 8192:
+            if "triton" in found:
                 graphs = make_engine(model, found["triton"], n + NEW_TOKENS, with_graphs=True)
-                engines = {"triton with graphs": graphs} | engines
+                engines = ({"triton with graphs": graphs} if replays(graphs, n) else {}) | engines
             yield compare(check, name, "ttft", n, 1, engines, repeats=5 if n < 8192 else 3)
         for batch in (1, 2) if check.dry else (1, 8):
             n = lengths[1]

@@ -83,6 +83,11 @@ def make_engine(
     )
 
 
+def replays(engine: Engine, n: int) -> bool:
+    """Whether a step with a prompt of n tokens is replayed; a longer one runs eagerly, graphs or not."""
+    return engine.step_graphs is not None and n <= max(engine.step_graphs.prompt_sizes, default=0)
+
+
 def generate(engine: Engine, prompts: list[list[int]], new_tokens: int) -> list:
     """Greedy, past any end token: the outputs, with their metrics, in the order of the prompts."""
     params = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
