@@ -154,7 +154,8 @@ class Arriving:
         except PromptError as error:
             self._arrived.put(error)
         except Exception as error:  # of the caller's iterator
-            problem = PromptError(f"the text stopped after {len(self.pieces)} pieces: {error!r}")
+            reason = f"{type(error).__name__}: {error}"  # the repr of a UnicodeDecodeError holds the whole piece
+            problem = PromptError(f"the text stopped after {len(self.pieces)} pieces: {reason:.300}")
             problem.__cause__ = error
             self._arrived.put(problem)
 
