@@ -3,8 +3,9 @@
 All graphs of a `CudaCapture` share one pool of memory, because only one of them runs at a time, and one stream of their
 own. A stream brings cuBLAS a workspace, whose address is recorded: with a stream for each graph there would be a
 workspace for each, and on the stream that PyTorch lends to everybody, the end of another engine's graphs would take the
-workspace from these (PyTorch 2.12 and later drop it with the first graph that is destroyed, pytorch issue 193402). So
-these graphs are to be kept, and to be dropped, together. Built in lesson 17.
+workspace from these (in PyTorch of 2026 the first graph that is destroyed does, pytorch issue 193402). So these graphs
+are to be kept, and to be dropped, together. What other threads do with the GPU meanwhile, with another LLM for
+instance, does not spoil a recording. Built in lesson 17.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class CudaCapture:
         finally:
             computing.wait_stream(self.stream)
         graph = torch.cuda.CUDAGraph()
-        # The outer context ends also where the inner one fails to, and leaves its own stream current.
-        with torch.cuda.stream(computing), torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+        recording = torch.cuda.graph(graph, self.pool, self.stream, capture_error_mode="thread_local")
+        with torch.cuda.stream(computing), recording:  # the outer one ends also where the inner one fails to
             result = run()
 
         def replay() -> torch.Tensor:

@@ -15,7 +15,7 @@ class Gpu:
     def __init__(self):
         self.numbers = count()
         self.current = self.Stream()
-        self.recorded = []  # (pool, stream) of each
+        self.recorded, self.modes = [], set()  # (pool, stream) of each
 
     def Stream(self):
         return Stream(next(self.numbers))
@@ -35,7 +35,8 @@ class Gpu:
             self.current = before
 
     @contextmanager
-    def graph(self, graph, pool, stream):
+    def graph(self, graph, pool, stream, capture_error_mode="global"):
+        self.modes.add(capture_error_mode)
         before, self.current = self.current, stream
         yield  # an invalid recording raises again when it is ended, and its stream stays the current one
         self.current = before
@@ -70,6 +71,12 @@ def test_graphs_of_one_engine_share_a_pool_and_a_stream_that_no_other_engine_use
     (pool, stream), other, again = gpu.recorded
     assert again == (pool, stream) and not {pool, stream} & {*other}
     assert seen == [stream, stream, other[1], other[1], stream, stream], "run once before, on the same stream"
+
+
+def test_no_other_thread_is_kept_from_its_gpu_work_while_one_records(gpu):
+    """In the mode "global" an allocation by any thread fails, and spoils the recording."""
+    CudaCapture()(lambda: None)
+    assert gpu.modes == {"thread_local"}
 
 
 @pytest.mark.parametrize("works", [0, 1])
