@@ -40,7 +40,9 @@ def step_cases(seed: int) -> list[Case]:
     size = int(torch.randint(4, 7, (1,), generator=g))
     inside = [size + 1, size + 2]  # texts that end in their second block, and do not fill it
 
-    def case(item: str, lengths: list[int], heads: int = 1, kv_heads: int = 1, spare: int = 3) -> Case:
+    def case(
+        item: str, lengths: list[int], heads: int = 1, kv_heads: int = 1, spare: int = 3, alike: bool = False
+    ) -> Case:
         B, needed = len(lengths), [length // size + 1 for length in lengths]
         blocks, width = list(range(spare, spare + sum(needed))), max(needed)
         if item == "any order":
@@ -70,6 +72,10 @@ def step_cases(seed: int) -> list[Case]:
                 for block, row in places[length + 1 :]:
                     memory[0, block, row] = 1.25 * codes[target]
                     memory[1, block, row] = torch.randn(kv_heads, D, generator=g)
+            if alike:  # nothing is loud, and a text's rows hold one value: what is seen behind them takes a share
+                q[i], k[i] = 0.0, torch.randn(kv_heads, D, generator=g)
+                for block, row in places[: length + 1]:
+                    memory[1, block, row] = v[i] = k[i]
             if item == "itself":
                 k[i], v[i] = codes[target], 0.5 + torch.rand(kv_heads, D, generator=g)  # as a key it would be loud
             elif item in WRITES:
@@ -87,6 +93,7 @@ def step_cases(seed: int) -> list[Case]:
         case("other rows", inside),
         case("any order", [size + 2, size + 3, size + 2]),
         case("ends inside a block", inside),
+        case("ends inside a block", inside, alike=True),
         case("blocks of other texts", [2 * size - 1, size - 1, 2 * size - 1]),
         case("unwritten rows", inside),
         case("scale", inside),
@@ -166,10 +173,22 @@ def _written(case: Case, swapped: bool = False) -> torch.Tensor:
     return memory
 
 
-def _attend(case: Case, itself=True, behind=0, in_order=False, scale=True, modulo=False, swapped=False) -> torch.Tensor:
+def _attend(
+    case: Case,
+    itself: bool = True,
+    behind: int = 0,
+    hushed: bool = False,
+    in_order: bool = False,
+    scale: bool = True,
+    modulo: bool = False,
+    turned: bool = False,
+    swapped: bool = False,
+) -> torch.Tensor:
     """Attention [B, H, D] of each text's new token, or what comes out with a slip.
 
     behind  1: the rest of the last block is seen as well, 2: all that the table reaches, 3: the longest text's length
+    hushed  values behind a text's end are zeros
+    turned  the heads come out group by group in place of one K/V head after the other
     """
     memory, size = _written(case, swapped).double(), case["memory"].shape[2]
     B, heads, _ = case["q"].shape
@@ -180,11 +199,12 @@ def _attend(case: Case, itself=True, behind=0, in_order=False, scale=True, modul
             slots = [(min(slots[0][0] + p // size, memory.shape[1] - 1), p % size) for p in range(len(slots))]
         end = (length + itself, (length // size + 1) * size, len(slots), int(case["lengths"].max()) + 1)[behind]
         keys, values = (torch.stack([rows[slot] for slot in slots[:end]]) for rows in memory)
+        values[length + 1 :] *= not hushed
         for h in range(heads):
             own = h % keys.shape[1] if modulo else h // (heads // keys.shape[1])
             scores = keys[:, own] @ case["q"][i, h].double() / (math.sqrt(D) if scale else 1.0)
             out[i, h] = scores.softmax(0) @ values[:, own]
-    return out
+    return out.unflatten(1, (case["k"].shape[1], -1)).transpose(1, 2).flatten(1, 2) if turned else out
 
 
 def _slips(item: str) -> dict[str, dict]:
@@ -200,11 +220,18 @@ def _slips(item: str) -> dict[str, dict]:
             "the rest of the last block was read: only rows up to lengths[i] belong to the text": {"behind": 1},
             "entries behind a text's last block were followed, to rows of others": {"behind": 2},
             "each text was read to the length of the longest": {"behind": 3},
+            "rows behind the end add 0 and keep their share: give them a score of minus infinity": {
+                "behind": 2,
+                "hushed": True,
+            },
         }
     if item == "scale":
         return {"the scores are not divided by sqrt(D)": {"scale": False}}
     if item == "grouped heads":
-        return {"query heads that share a K/V head stand next to each other": {"modulo": True}}
+        return {
+            "query heads that share a K/V head stand next to each other": {"modulo": True},
+            "the heads come out in another order than that of q": {"turned": True},
+        }
     return {}
 
 

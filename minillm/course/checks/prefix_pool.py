@@ -29,7 +29,7 @@ POOL_ITEMS = (
 )
 MISSED = {
     "found again": "what was computed stays findable until its block is given to somebody",
-    "whole prompt": "all blocks but that of the last token are there",
+    "whole prompt": "all full blocks are there, and all but that of the last token are found",
     "in use": "b still uses these blocks, and nobody may have got them",
     "computed twice": "two blocks hold the same; the one published first is the one to find, and it was freed last",
     "a hit is a use": "they were used again and freed last, so others had to go first",
@@ -90,6 +90,7 @@ def pool_cases(seed: int) -> list[Case]:
         history("found again", 8).run("a", a).run("b", turned),
         history("found again", 4).run("a", a).run("b", a).run("c", a).run("x", everything),
         history("whole prompt", 4).run("a", whole).run("b", whole).run("c", whole).run("x", everything),
+        history("whole prompt", 8).run("a", whole).run("b", whole + next_turn),
         (
             history("in use", 6).run("old", a).start("a", a).computed("a", a).start("b", another).end("a")
             .run("x", x).start("y", b).end("y").run("c", a)
@@ -112,6 +113,10 @@ def pool_cases(seed: int) -> list[Case]:
         history("hits need room", 4).run("a", a).start("b", a[: 2 * size] + more),
         history("hits need room", 4).run("a", a).start("b", a[: 2 * size] + more[: size + 1]),
         history("refused without a trace", 4).run("a", a).start("b", a[: 2 * size] + more).run("x", everything),
+        (
+            history("refused without a trace", 6).run("a", a).run("b", b).start("c", a[: 2 * size] + new(5))
+            .start("x", x).run("d", b)
+        ),
     ]  # fmt: skip
     return [story.case for story in found]
 

@@ -155,9 +155,10 @@ def _form_fault(found: object, count: int) -> str:
         isinstance(x, int | float) and not isinstance(x, bool) and x == x // 1 for entry in found for x in entry
     ):
         return "the pairs of the plan are not pairs of whole numbers (index, computed)"
-    order = [entry[0] for entry in found]
+    order, second = ([entry[column] for entry in found] for column in (0, 1))
     if sorted(order) != list(range(count)):
-        return f"the plan reads prompts {order}, and {count} prompts wait: each has to be read once"
+        turned = "; in a pair the index stands first" if sorted(second) == list(range(count)) else ""
+        return f"the plan reads prompts {order}, and {count} wait: each has to be read once{turned}"
     return ""
 
 

@@ -79,7 +79,9 @@ def pages_drive(SharedPages, case: Case) -> Record:
                 note["apart"] = tables[call["to"]] is not tables[who]
                 lengths[call["to"]] = lengths[who]
             else:
-                pages.free([block for name in who.split(",") for block in tables[name]])
+                table = tables.get(who) or [block for name in who.split(",") for block in tables[name]]
+                tables |= {who: list(table)} if who in tables else {}  # whatever is done to the freed list itself
+                pages.free(table)
         except NotImplementedError:
             raise
         except Exception as error:  # a refusal, or a slip of the learner's: the judge tells which

@@ -33,7 +33,7 @@ def _needed(case: Case, notes: list[dict]) -> Iterator[str]:
     grown = [call["n"] for call in case["calls"]]
     if len(table) > (needed := -(-sum(grown) // size)):
         steps = ", then ".join(map(str, grown))
-        yield f"{steps} tokens got {len(table)} blocks of {size}, {needed} hold them"
+        yield f"{steps} tokens got {len(table)} blocks of {size}, {needed} is enough"
 
 
 def _fork(case: Case, notes: list[dict]) -> Iterator[str]:

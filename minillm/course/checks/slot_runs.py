@@ -41,6 +41,7 @@ def run_cases(seed: int) -> list[Case]:
         case("a full last block", 0, 2 * size),
         case("a full last block", 0, size, [first]),
         case("across blocks", inside, size + rng.randint(1, size - 1 - inside)),
+        case("across blocks", size - 1, 2),
         case("one token", 2 * size - 1, 1),
         case("one token", 2 * size, 1),
         case("neighbours", 0, 2 * size, [first, first + 1, first + 5]),
