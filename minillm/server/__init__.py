@@ -3,6 +3,7 @@
     client --HTTP--> app.py --prompt, params--> engine_thread.py --steps--> Engine
                      event loop, never blocks   the one thread that drives the engine
 
-`protocol.py` says what a request may hold, `answers.py` what comes back, `streams.py` turns it into server-sent events,
-`key.py` guards the door, `metrics.py` counts, `run.py` starts and drains.
+`protocol.py` says what a request may hold, `invalid.py` what is wrong with one, `answers.py` what comes back and
+`streams.py` turns it into server-sent events; `key.py` and `body_limit.py` guard the door, `metrics.py` counts,
+`run.py` starts and drains.
 """

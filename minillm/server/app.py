@@ -24,7 +24,9 @@ from minillm.llm import LLM
 from minillm.outputs import RequestOutput, StreamChunk
 from minillm.server import answers
 from minillm.server.answers import ChatAnswer, CompletionAnswer
+from minillm.server.body_limit import BodyLimit
 from minillm.server.engine_thread import EngineThread
+from minillm.server.invalid import describe
 from minillm.server.key import KeyCheck
 from minillm.server.metrics import Metrics
 from minillm.server.protocol import ChatRequest, CompletionRequest, GenerationRequest
@@ -61,7 +63,7 @@ def make_app(llm: LLM, config: ServerConfig | None = None) -> FastAPI:
     config = config or ServerConfig()
     server = Server(llm, config)
     about = {"title": "minillm", "description": "One engine behind the OpenAI API."}
-    app = FastAPI(**about, lifespan=server.lifespan, max_body_size=config.max_body_bytes)
+    app = FastAPI(**about, lifespan=server.lifespan)
     app.state.server = server
     documented = {status: {"description": text} for status, text in REFUSED.items()}
     app.get("/health", responses={503: {"description": "the engine has stopped"}})(server.health)
@@ -74,6 +76,7 @@ def make_app(llm: LLM, config: ServerConfig | None = None) -> FastAPI:
     app.add_exception_handler(TimeoutError, failed)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, refused)
+    app.add_middleware(BodyLimit, limit=config.max_body_bytes)
     if config.api_key is not None:
         app.add_middleware(KeyCheck, key=config.api_key)
     return app
@@ -200,18 +203,13 @@ async def failed(request: Request, error: Exception) -> JSONResponse:
 
 async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
     """The first thing that is wrong with a body, named by its path."""
-    first = error.errors()[0]
-    path = ".".join(str(part) for part in first["loc"] if part != "body")
-    message = f"{path}: {first['msg']}" if path else first["msg"]
-    return JSONResponse(answers.error_body(message, "invalid_request_error", param=path or None), 400)
+    message, path = describe(error.errors())
+    return JSONResponse(answers.error_body(message, "invalid_request_error", param=path), 400)
 
 
 async def refused(request: Request, error: HTTPException) -> JSONResponse:
     message, code = str(error.detail), None
-    if error.status_code == 413:
-        limit = request.app.state.server.config.max_body_bytes
-        message = f"the body is longer than {limit:,} bytes; shorten it, or start the server with --max-body-bytes"
-    elif error.status_code == 404 and request.method == "POST":
+    if error.status_code == 404 and request.method == "POST":
         code = "model_not_found"
     body = answers.error_body(message, "invalid_request_error", code)
     return JSONResponse(body, error.status_code, error.headers)

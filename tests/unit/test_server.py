@@ -184,6 +184,39 @@ def test_bad_json_is_a_400(server, content):
     assert response.json()["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"prompt": "a", "stop": ["x"] * 17}, "stop", "at most 16 items"),
+        ({"prompt": "a", "stop": ["x", "y" * 1001]}, "stop.1", "at most 1000 characters"),
+        ({"prompt": ["a"] * 129}, "prompt", "at most 128 items"),
+        ({"prompt": [[1], []]}, "prompt.1", "at least 1 item"),
+        ({"prompt": [3, -1]}, "prompt.1", "greater than or equal to 0"),
+        ({"prompt": "a", "max_tokens": 0, "stop": ["x"] * 17}, "max_tokens", "greater than or equal to 1"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type", "'text'"),
+    ],
+)
+def test_the_limit_that_was_broken_is_told_and_not_another_form_of_the_field(server, body, param, words):
+    path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+    response = post(server, path, **body)
+    error = response.json()["error"]
+    assert response.status_code == 400 and error["param"] == param
+    assert error["message"].startswith(f"{param}: ") and words in error["message"]
+
+
+def test_a_body_that_is_no_json_object_is_told_so(server):
+    good = b'{"prompt": "a", "max_tokens": 1}'
+    for content, headers, words in (
+        (good, {"content-type": "application/x-www-form-urlencoded"}, "content-type: application/json"),  # curl -d
+        (b"[]", JSON, "JSON object"),
+        (b"", JSON, "empty"),
+        (b'{"prompt": }', JSON, "not JSON: Expecting value (character 11)"),
+    ):
+        response = server.http.post("/v1/completions", content=content, headers=headers)
+        error = response.json()["error"]
+        assert response.status_code == 400 and words in error["message"] and error["param"] is None
+
+
 def test_nan_as_a_temperature_is_a_400(server):
     content = b'{"prompt": "a", "temperature": NaN}'
     assert server.http.post("/v1/completions", content=content, headers=JSON).status_code == 400
@@ -198,7 +231,9 @@ def test_wrong_paths_and_methods_have_the_same_error_form(server):
 def test_a_body_over_the_limit_is_refused_unread():
     with Running(ServerConfig(max_body_bytes=1000)) as running:
         assert post(running, prompt="a" * 100, max_tokens=1).status_code == 200
-        assert post(running, prompt="a" * 2000).status_code == 413
+        announced = post(running, prompt="a" * 2000)
+        assert announced.status_code == 413
+        assert "1,000 bytes" in announced.json()["error"]["message"]
 
         def unannounced():
             for _ in range(20):
