@@ -7,6 +7,7 @@ carries `metrics`, with the names of `RequestMetrics`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 
 from minillm.errors import ConfigError, EngineClosedError, MinillmError, PromptError, QueueFullError
@@ -44,24 +45,41 @@ class CompletionAnswer:
 
 
 class ChatAnswer:
-    """The shape of /v1/chat/completions. num_rivals: how many of the likeliest tokens stand beside each token."""
+    """The shape of /v1/chat/completions.
+
+    token_bytes  the bytes of a token id; of parts of characters they are all that can be put together again
+    num_rivals   how many of the likeliest tokens stand beside each token
+    """
 
     prefix, whole_object, piece_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, num_rivals: int = 0):
-        self.num_rivals = num_rivals
+    def __init__(self, token_bytes: Callable[[int], bytes], num_rivals: int = 0):
+        self.token_bytes, self.num_rivals = token_bytes, num_rivals
 
     def opening(self, index: int) -> dict | None:
         return {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
 
     def piece(self, index: int, chunk: StreamChunk, offset: int) -> dict:
-        logprobs = chat_logprobs(chunk.logprobs, chunk.token_ids, self.num_rivals)
+        logprobs = self._logprobs(chunk.logprobs, chunk.token_ids)
         return {"index": index, "delta": {"content": chunk.text}, "logprobs": logprobs, **ending(chunk)}
 
     def whole(self, index: int, output: CompletionOutput) -> dict:
-        logprobs = chat_logprobs(output.logprobs, output.token_ids, self.num_rivals)
+        logprobs = self._logprobs(output.logprobs, output.token_ids)
         message = {"role": "assistant", "content": output.text}
         return {"index": index, "message": message, "logprobs": logprobs, **ending(output)}
+
+    def _logprobs(self, rows: list[Row] | None, token_ids: list[int]) -> dict | None:
+        """A list of tokens, each with the `num_rivals` likeliest tokens at its place."""
+        if rows is None:
+            return None
+        content = []
+        for row, token in zip(rows, token_ids, strict=True):
+            likeliest = [self._entry(*item) for item in list(row.items())[: self.num_rivals]]
+            content.append({**self._entry(token, row[token]), "top_logprobs": likeliest})
+        return {"content": content}
+
+    def _entry(self, token: int, entry: Logprob) -> dict:
+        return {"token": entry.decoded_token, "logprob": finite(entry), "bytes": list(self.token_bytes(token))}
 
 
 def ending(part: CompletionOutput | StreamChunk) -> dict:
@@ -108,22 +126,6 @@ def by_text(row: Row) -> dict[str, float]:
     for entry in row.values():
         result.setdefault(entry.decoded_token, finite(entry))
     return result
-
-
-def chat_logprobs(rows: list[Row] | None, token_ids: list[int], num_rivals: int) -> dict | None:
-    """A list of tokens, each with the `num_rivals` likeliest tokens at its place."""
-    if rows is None:
-        return None
-    content = []
-    for row, token in zip(rows, token_ids, strict=True):
-        likeliest = [logprob_entry(entry) for entry in list(row.values())[:num_rivals]]
-        content.append({**logprob_entry(row[token]), "top_logprobs": likeliest})
-    return {"content": content}
-
-
-def logprob_entry(entry: Logprob) -> dict:
-    text = entry.decoded_token
-    return {"token": text, "logprob": finite(entry), "bytes": list(text.encode())}
 
 
 def finite(entry: Logprob) -> float:

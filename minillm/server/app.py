@@ -132,7 +132,8 @@ class Server:
         default = self.llm.default_sampling_params.updated(max_tokens=self.llm.max_model_len)
         params = body.sampling_params(default)
         prompt = self.llm.tokenizer.apply_chat_template([message.for_template() for message in body.messages])
-        return await self._answer(body, request, ChatAnswer(params.logprobs or 0), [prompt], params, chat=True)
+        answer = ChatAnswer(self.llm.tokenizer.token_bytes, params.logprobs or 0)
+        return await self._answer(body, request, answer, [prompt], params, chat=True)
 
     async def _answer(self, body: GenerationRequest, request: Request, answer, prompts, params, chat: bool):
         if body.model not in (None, self.llm.model_name):

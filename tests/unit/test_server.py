@@ -129,6 +129,17 @@ def test_chat_logprobs_name_the_rivals(server):
         assert entry.top_logprobs == sorted(entry.top_logprobs, key=lambda e: -e.logprob)
 
 
+def test_the_bytes_of_tokens_make_up_the_answer_where_characters_are_split(server):
+    options = dict(model=MODEL, messages=[{"role": "user", "content": "é"}], max_tokens=30, temperature=0)
+    choice = server.client.chat.completions.create(
+        **options, logprobs=True, top_logprobs=1, extra_body={**IGNORE, "skip_special_tokens": False}
+    ).choices[0]
+    entries = choice.logprobs.content
+    assert any(entry.token == "\ufffd" for entry in entries), "no token is a part of a character: nothing is tested"
+    assert bytes(b for e in entries for b in e.bytes).decode("utf-8", "replace") == choice.message.content
+    assert all(entry.top_logprobs[0].bytes == entry.bytes for entry in entries)  # greedy: the likeliest was chosen
+
+
 def test_a_repeated_prompt_reports_its_cached_tokens(server):
     prompt = [7] * 40
     first = server.client.completions.create(model=MODEL, prompt=prompt, max_tokens=1)
