@@ -174,15 +174,7 @@ def _written(case: Case, swapped: bool = False) -> torch.Tensor:
 
 
 def _attend(
-    case: Case,
-    itself: bool = True,
-    behind: int = 0,
-    hushed: bool = False,
-    in_order: bool = False,
-    scale: bool = True,
-    modulo: bool = False,
-    turned: bool = False,
-    swapped: bool = False,
+    case: Case, itself=True, behind=0, hushed=False, in_order=False, scale=True, modulo=False, turned=False, swap=False
 ) -> torch.Tensor:
     """Attention [B, H, D] of each text's new token, or what comes out with a slip.
 
@@ -190,7 +182,7 @@ def _attend(
     hushed  values behind a text's end are zeros
     turned  the heads come out group by group in place of one K/V head after the other
     """
-    memory, size = _written(case, swapped).double(), case["memory"].shape[2]
+    memory, size = _written(case, swap).double(), case["memory"].shape[2]
     B, heads, _ = case["q"].shape
     out = torch.zeros(B, heads, D, dtype=torch.float64)
     for i, length in enumerate(case["lengths"].tolist()):
@@ -211,7 +203,7 @@ def _slips(item: str) -> dict[str, dict]:
     if item == "itself":
         return {
             "the new token does not see itself: position lengths[i] is visible, too": {"itself": False},
-            "key and value of the new token are swapped": {"swapped": True},
+            "key and value of the new token are swapped": {"swap": True},
         }
     if item == "any order":
         return {"block b + 1 was read behind block b: what comes next stands in the table": {"in_order": True}}

@@ -36,6 +36,9 @@ def tile_slips(case: Case) -> dict[str, torch.Tensor]:
     if item == "deep scores":
         shape = (last - first, *case["q"].shape[1:])
         slips["scores far below 0 vanish: start the maximum at -inf, and hide keys with -inf"] = torch.zeros(shape)
+        if case["q"].min() < 0:
+            sentence = "one maximum was taken for all rows, and those far below it become 0: each row has its own"
+            slips[sentence] = torch.full(shape, math.nan)
         if first + 1 < len(case["k"]):
             hidden = case["v"][first + 1 :].double().mean(0, keepdim=True).expand(shape)
             slips["a hidden key keeps a finite score, above the real ones: only -inf takes no share"] = hidden

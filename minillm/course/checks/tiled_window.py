@@ -83,6 +83,8 @@ def tiled_cases(seed: int) -> list[Case]:
         values[2 * size : 12 * size] = math.nan
     gap |= {"q": torch.ones(size, 1, 1)}
     gap["k"][:2], gap["v"][:2] = LOUD, gap["v"][:2] + 1  # all that counts are the sinks
+    apart = {"q": torch.tensor([1.0, -1.0])[:, None, None], "k": torch.full((2, 1, 1), STEEP), "v": same(2)}
+    apart |= {"rows": [1, 2]}  # scores of -200 beside a row of 200
     low = {name: torch.zeros(300, 1, 1, dtype=torch.bfloat16) for name in "qkv"} | {"rows": [299, 300]}
     low["v"][150:] = 1
     return [
@@ -97,10 +99,13 @@ def tiled_cases(seed: int) -> list[Case]:
         scores("deep scores", deep(2 * size), size, v=same(2 * size)),
         case("deep scores", 4, 12, (4, 4), 2, **masked_first),
         scores("deep scores", ABYSS + unseen + noise(4), 4, row=2),
+        case("deep scores", 2, 2, (2, 2), **apart),
         case("window", 2 * size, 2 * size, (2, 2), window=3),
         case("window", 4, 4 * size, (2, 4), window=5),
         case("sinks", size + 1, 4 * size, (few, 2), window=few, sinks=2),
+        case("sinks", 4, 4 * size + 1, (2, 2), window=3, sinks=2),
         case("sinks end inside a tile", size, 4 * size, (few, 4), window=few, sinks=3),
+        case("sinks end inside a tile", size, 4 * size, (few, 2), window=few, sinks=3),
         case("sinks inside the window", 3 * size, 3 * size, (few, size), window=size + 1, sinks=2),
         case("sinks inside the window", few, few + 3, (few, 2), window=few + 2, sinks=3),
         case("the future is not read", 8 * size, 8 * size, (size, size), **future, rows=[0, size]),
@@ -171,6 +176,9 @@ def _slips(case: Case) -> dict[str, dict]:
             "the window is off by one: it counts the query's own key, too": {"window": window + 1},
             "the window is off by one: it is one key short": {"window": window - 1},
             "the window is ignored": {"window": s},
+            "tiles that the last of the queries does not see were jumped over, and the first one sees them": {
+                "hasty": True
+            },
         }
     if sinks:
         slips |= {
@@ -199,6 +207,7 @@ def attend(
     early: bool = False,
     twice: bool = False,
     touched: bool = False,
+    hasty: bool = False,
     stop: int | None = None,
 ) -> torch.Tensor:
     """The right output [n, H, D] in float64, or the one of a slip. Keys that nobody may read count as zeros."""
@@ -206,9 +215,9 @@ def attend(
     window = window or case["window"] or s
     sinks = case["sinks"] if sinks is None else sinks
     keys, rows = torch.arange(s), torch.arange(n)[:, None] + (s - n if at is None else at)
+    last = (torch.arange(n) // case["query_tile"] * case["query_tile"] + case["query_tile"] - 1).clamp(max=n - 1)
     if ahead:  # as far as the last query of its tile
-        last = torch.arange(n)[:, None] // case["query_tile"] * case["query_tile"] + case["query_tile"] - 1
-        past = keys <= s - n + last.clamp(max=n - 1)
+        past = keys <= s - n + last[:, None]
     else:
         past = (rows - keys >= (0 if own else 1)) | (not causal)
     near, first = rows - keys < window, keys < sinks
@@ -217,6 +226,8 @@ def attend(
         times += (past & near & first).double()
     if stop is not None:
         times[:, stop * case["key_tile"] :] = 0
+    for part in times.split(case["key_tile"], dim=1) if hasty else ():
+        part *= part[last].any(dim=1, keepdim=True)
     q, k, v = (case[name].double().nan_to_num(0) for name in "qkv")
     out = []
     for h in range(heads):

@@ -112,17 +112,22 @@ def _slips(case: Case, logits: torch.Tensor, wanted: torch.Tensor) -> dict[str, 
     chosen = logits[rows, case["targets"]]
     size = logits.shape[1]
     best = logits.amax(-1)
-    unscaled, highest = torch.zeros_like(best), torch.full_like(best, -math.inf)
+    unscaled, grown, highest = torch.zeros_like(best), torch.zeros_like(best), torch.full_like(best, -math.inf)
     for start in range(0, size, tile):
         part = logits[:, start : start + tile]
-        highest = torch.maximum(highest, part.amax(-1))
-        unscaled += (part - highest[:, None]).exp().sum(-1)
+        higher = torch.maximum(highest, part.amax(-1))
+        added = (part - higher[:, None]).exp().sum(-1)
+        unscaled, grown = unscaled + added, (grown * (higher - highest).exp()).nan_to_num(0) + added
+        highest = higher
     slips = {
         "this is the probability; wanted is its natural logarithm": wanted.exp(),
         "this is the logarithm to the base 2; wanted is the natural one": wanted / math.log(2),
         "the logarithm has the wrong sign: it is at most 0": -wanted,
         "the sum of the tiles before was not scaled down when the maximum rose: it is relative to an older one": (
             chosen - highest - unscaled.log()
+        ),
+        "the sum of the tiles before grows when the maximum rises: let it shrink, by e to the old minus the new one": (
+            chosen - highest - grown.log()
         ),
         "only the last tile counts: the sum of the tiles before was thrown away": (
             chosen - logits[:, (size - 1) // tile * tile :].logsumexp(-1)
@@ -143,4 +148,5 @@ def _slips(case: Case, logits: torch.Tensor, wanted: torch.Tensor) -> dict[str, 
             low = low + tile
         sentence = "the sum stands still in bfloat16, where 256 + 1 is 256: keep it in float32 for inputs of half size"
         slips[sentence] = -low.double().log().expand_as(best)
+        slips["the result was rounded to bfloat16: give it in float32"] = wanted.bfloat16().double()
     return slips
