@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 
 import torch
@@ -108,9 +108,9 @@ class LLM:
         Leaving the loop early aborts the request and frees its blocks. A wrong prompt is refused by this call, one that
         does not fit at the first piece. Raises what `generate` raises.
         """
-        chat = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], dict)
+        chat = isinstance(prompt, (list, tuple)) and bool(prompt) and isinstance(prompt[0], Mapping)
         if chat:
-            prompt = self.tokenizer.apply_chat_template(prompt)
+            prompt = self.tokenizer.apply_chat_template(list(prompt))
         (params,) = params_of(sampling_params, 1, self.default_sampling_params)
         return self._stream(self.engine.make_request(prompt, params, chat=chat), profile)
 

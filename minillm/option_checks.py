@@ -31,7 +31,7 @@ def known(cls, options: dict) -> dict:
 
 def choice(name: str, value, allowed: tuple) -> None:
     """One of these words."""
-    if value not in allowed:
+    if not isinstance(value, (str, type(None))) or value not in allowed:  # an array answers `in` with an array
         raise ConfigError(f"{name}={value!r} is not one of {', '.join(map(str, allowed))}")
 
 

@@ -144,12 +144,10 @@ def check_model(text: str, sliding_window: int | None) -> None:
 
 
 def _number(text: str, key: str, value: str) -> int | float:
-    if re.fullmatch(r"[+-]?\d+", value):
-        return int(value)
     try:
-        return float(value)
-    except ValueError:
-        raise ConfigError(f"attention={text!r}: {key}={value!r} is not a number") from None
+        return int(value) if re.fullmatch(r"[+-]?\d+", value) else float(value)
+    except ValueError:  # Python reads no integer of more than 4,300 digits either
+        raise ConfigError(f"attention={text!r:.200}: {key}={value!r:.80} is not a number") from None
 
 
 def _share(name: str, key: str, value: float) -> None:

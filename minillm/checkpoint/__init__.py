@@ -56,9 +56,13 @@ def load(model: str | os.PathLike, *, seed: int = 0) -> Checkpoint:
         config, weights = random_weights(model.removeprefix(PREFIX), seed)
         return Checkpoint(model, config, weights, Tokenizer.bytes_only(config.vocab_size))
     path = Path(model).expanduser()
-    if model and path.is_dir():
+    try:
+        is_folder, is_file = bool(model) and path.is_dir(), path.is_file()
+    except OSError as error:  # no right to look there, or a name that no file can have
+        raise CheckpointError(f"model={model!r:.200} cannot be looked at: {error.strerror}") from error
+    if is_folder:
         return _folder(path.resolve().name, path)
-    if path.is_file():
+    if is_file:
         return _gguf(path.stem, _must_be_gguf(path))
     if HUB_ID.fullmatch(model) and path.suffix not in (".gguf", ".safetensors", *PICKLE_SUFFIXES):
         return _folder(model)

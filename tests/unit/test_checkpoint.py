@@ -30,6 +30,7 @@ from tests.unit.model_files import save_folder, write_gguf
         ("random:", "known are random:{tiny"),
         ("random:tinny", "did you mean 'random:tiny'"),
         ("random:tiny-lama", "random:"),
+        ("x" * 5000, "model='xxx.*cannot be looked at: File name too long"),
     ],
 )
 def test_an_unknown_name_is_refused_with_what_there_is(name, message, tmp_path, monkeypatch):

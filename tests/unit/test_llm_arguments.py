@@ -3,8 +3,10 @@
 import math
 
 import pytest
+import torch
 
 from minillm import LLM, SamplingParams
+from minillm.config import EngineConfig
 from minillm.errors import ConfigError, MinillmError, PromptError
 from minillm.perplexity import perplexity
 from minillm.tokenizer.chat_template import ChatTemplate
@@ -13,6 +15,7 @@ NAN = math.nan
 IDS = list(range(20))
 MESSAGE = {"role": "user", "content": "Hi"}
 FEW = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+NO_WORD = [5, True, 1.5, b"cpu", ["cpu"], {}, torch.ones(2)]
 NO_PROMPT = [None, 5, 5.0, True, b"ab", {}, {"a": 1}, {1, 2}, object(), [None], [5.5], [NAN], [True], [[1, True]]]
 NO_PROMPT += [[-1], [10**30], ["a", 5], [1, "a"], [["a"]], [[]], "", "\ud800", ["a", "\ud800"]]
 NO_NUMBER = [0, -1, "a", "3", 1.0, NAN, True, [], {}]
@@ -67,6 +70,12 @@ def test_what_is_no_conversation_is_refused(llm, messages):
         llm.chat(messages, FEW, use_tqdm=False)
 
 
+def test_a_conversation_may_be_a_tuple_streamed_or_not(llm):
+    (whole,) = llm.chat((MESSAGE,), FEW, use_tqdm=False)
+    streamed = [id for chunk in llm.stream((MESSAGE,), FEW) for id in chunk.token_ids]
+    assert streamed == whole.outputs[0].token_ids
+
+
 def test_a_message_without_text_may_have_something_else_to_say():
     message = {"role": "assistant", "content": None, "tool_calls": ["look"]}
     assert ChatTemplate("{{ messages[0].tool_calls[0] }}").render([message], {}) == "look"
@@ -112,3 +121,10 @@ def test_what_is_no_number_of_tokens_is_refused_with_its_name(llm, number):
 
 def test_an_empty_list_of_prompts_has_no_outputs(llm):
     assert llm.generate([], FEW) == llm.generate(iter(()), None) == llm.generate([], []) == llm.chat([]) == []
+
+
+@pytest.mark.parametrize("value", NO_WORD, ids=repr)
+@pytest.mark.parametrize("name", ["dtype", "attention", "quantization", "scheduling_policy"])
+def test_what_is_no_word_is_refused_where_an_option_takes_words(name, value):
+    with pytest.raises(ConfigError, match=f"{name}="):
+        EngineConfig(**{name: value})

@@ -81,6 +81,7 @@ def test_what_is_printed_is_read_again():
         ("lsh(buckets=3)", "buckets=3 must be even"),
         ("lsh(rounds=0)", "rounds=0 must be an integer of at least 1"),
         ("lsh(rounds=x)", "rounds='x' is not a number"),
+        ("lsh(rounds=" + "9" * 5000 + ")", "rounds='999.* is not a number"),
         ("lsh(rounds=__import__('os'))", "cannot be read"),
     ],
 )
