@@ -14,6 +14,7 @@ from minillm import LLM, costs
 from minillm.course.build.addresses import ROOT
 from minillm.course.engine_so_far import STAGES, boot
 from minillm.course.gauges import requests_that_fit
+from minillm.errors import NumericsError
 from minillm.estimate import shape_of
 
 MARGIN = 0.5  # logits between the chosen token and the next best one
@@ -112,7 +113,8 @@ def test_the_formula_runs_in_stage_v3_and_a_wrong_one_would_be_seen(tiny):
     assert [own.generate(ids, 5) for ids in prompts] == expected
     assert own.stamp == "yours" and own.parts["slot_mapping"].calls == 15
     wrong = boot(tiny, "v3", also={"slot_mapping": lambda table, positions, size: positions % size})
-    assert [wrong.generate(ids, 5) for ids in prompts] != expected
+    with contextlib.suppress(NumericsError):  # it may read rows that nobody wrote, which are NaN
+        assert [wrong.generate(ids, 5) for ids in prompts] != expected
 
 
 def test_what_a_notebook_defines_lies_over_what_is_given_and_has_to_be_a_part(tiny):

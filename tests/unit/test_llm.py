@@ -143,7 +143,7 @@ def test_the_environment_variable_replaces_the_default_model(monkeypatch):
         ({"enable_prefix_caching": "no"}, "enable_prefix_caching='no'"),
         ({"enforce_eager": 1}, "enforce_eager=1"),
         ({"seed": 1.5}, "seed=1.5"),
-        ({"num_kv_blocks": 2**40}, "1,099,511,627,776 KV blocks"),
+        ({"num_kv_blocks": 2**40}, "num_kv_blocks=1099511627776"),
         ({"long_prefill_token_threshold": 8, "prefill_chunk_size": 9}, "8.*9"),
         ({"enable_chunked_prefill": False, "max_num_batched_tokens": 64}, "64"),
         ({"enable_chunked_prefill": False, "prefill_chunk_size": 9}, "prefill_chunk_size"),
