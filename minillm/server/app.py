@@ -19,7 +19,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from minillm.errors import ConfigError, EngineClosedError, MinillmError
+from minillm.errors import ConfigError, EngineClosedError, MinillmError, PromptError
 from minillm.llm import LLM
 from minillm.outputs import RequestOutput, StreamChunk
 from minillm.server import answers
@@ -165,6 +165,9 @@ class Server:
 
     def _make_requests(self, name: str, prompts, params, chat: bool):
         """Tokenise and check all prompts, in a worker thread. Raises PromptError."""
+        room = self.engine.scheduler.max_queued_requests
+        if room is not None and len(prompts) > room:  # not a 429: it would be refused each time it came again
+            raise PromptError(f"{len(prompts)} prompts in one request, and max_queued_requests={room}; send fewer")
         requests = []
         for index, prompt in enumerate(prompts):
             requests.append(self.engine.make_request(prompt, params, f"{name}-{index}", chat=chat))

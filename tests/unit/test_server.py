@@ -357,6 +357,8 @@ def test_a_full_queue_answers_429_and_stays_responsive():
             asker.start()
         until(lambda: any(status == 429 for status, _ in statuses))
         assert running.http.get("/health").json() == {"status": "ok"}
+        never = post(running, prompt=["a"] * 3)
+        assert never.status_code == 400 and "3 prompts in one request" in never.json()["error"]["message"]
         for asker in askers:
             asker.join()
         assert {status for status, _ in statuses} == {200, 429}
