@@ -16,7 +16,7 @@ IDS = list(range(20))
 MESSAGE = {"role": "user", "content": "Hi"}
 FEW = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
 NO_WORD = [5, True, 1.5, b"cpu", ["cpu"], {}, torch.ones(2)]
-NO_PROMPT = [None, 5, 5.0, True, b"ab", {}, {"a": 1}, {1, 2}, object(), [None], [5.5], [NAN], [True], [[1, True]]]
+NO_PROMPT = [None, 5, 5.0, True, b"ab", {}, {"a": 1}, {1, 2}, Ellipsis, [None], [5.5], [NAN], [True], [[1, True]]]
 NO_PROMPT += [[-1], [10**30], ["a", 5], [1, "a"], [["a"]], [[]], "", "\ud800", ["a", "\ud800"]]
 NO_NUMBER = [0, -1, "a", "3", 1.0, NAN, True, [], {}]
 CALLS = {
@@ -81,7 +81,7 @@ def test_a_message_without_text_may_have_something_else_to_say():
     assert ChatTemplate("{{ messages[0].tool_calls[0] }}").render([message], {}) == "look"
 
 
-@pytest.mark.parametrize("pieces", [None, 5, 1.5, True, b"ab", {"a": 1}, object()], ids=repr)
+@pytest.mark.parametrize("pieces", [None, 5, 1.5, True, b"ab", {"a": 1}, Ellipsis], ids=repr)
 @pytest.mark.parametrize("call", ["generate_from", "stream_from"])
 def test_what_cannot_yield_text_is_refused_before_a_process_starts(llm, call, pieces):
     with pytest.raises(PromptError, match="pieces=.* is no text: give a file opened as text"):
