@@ -182,6 +182,7 @@ class Snapshot:
     """The scheduler's state before a step, and everything that a step must then satisfy."""
 
     knows_hits = True  # the policy plans with what a request finds in the cache when it is admitted
+    knows_family_blocks = True  # and knows that siblings free the blocks that they share when all of them go
 
     def __init__(self, scheduler):
         self.had_work = scheduler.has_work
@@ -209,7 +210,7 @@ class Snapshot:
         assert not step.padding or config.pad_batches
 
         # someone is computed or ended, and every ready decode is served, unless prompts go first
-        assert step.scheduled or step.ended
+        assert step.scheduled or step.ended or (step.preempted and not self.knows_family_blocks)
         lost = [*step.preempted, *step.ended]
         waits_for_prompts = policy == "prefill_first" and any(r not in self.ready for r in tokens)
         assert waits_for_prompts or all(r in tokens or r in lost for r in self.ready)

@@ -136,10 +136,12 @@ def test_learner_schedule_gives_the_engines_tokens_also_when_it_has_to_preempt(
 def test_a_schedule_function_keeps_every_promise_of_the_scheduler(turn, alone, session_seed, monkeypatch):
     """Random requests on the engine without tensors that proves each read row. Where blocks are shared, a function
     that sees numbers from before the step may start a request one step late, or with fewer tokens than it turns out to
-    have left when another one takes the block that it would have found; the other promises stay."""
+    have left when another one takes the block that it would have found; and as each of two siblings frees no block that
+    both hold, it may preempt everybody, for one step. The other promises stay."""
     if not alone:
         monkeypatch.setattr(Snapshot, "_has_no_room", lambda *args: True)
         monkeypatch.setattr(Snapshot, "knows_hits", False)
+        monkeypatch.setattr(Snapshot, "knows_family_blocks", False)
     rng = random.Random(session_seed + turn)
     sizes = dict(num_blocks=rng.randint(8, 30), max_num_batched_tokens=rng.randint(3, 20), max_num_seqs=5)
     engine = FakeEngine(enable_prefix_caching=not alone, **sizes)
