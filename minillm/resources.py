@@ -6,6 +6,8 @@ Each function takes the config and returns its choice with the reason that `mini
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from minillm.config import EngineConfig
@@ -163,10 +165,8 @@ def choose_num_blocks(
 
 def check_memory(name: str, value: int, num_bytes: int, device: torch.device) -> None:
     """Raises ConfigError when an option asks for so many times `num_bytes` and the device has less in all."""
-    import psutil
-
     on_gpu = device.type == "cuda"
-    total = torch.cuda.mem_get_info(device)[1] if on_gpu else psutil.virtual_memory().total
+    total = torch.cuda.mem_get_info(device)[1] if on_gpu else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if value * num_bytes > total:
         raise ConfigError(
             f"{name}={value} takes {value * num_bytes:,} bytes and this {device.type} device has {total:,} in all; "
